@@ -1,0 +1,450 @@
+"""The content-addressed store: what was built, from what, and is it still what was built.
+
+A `Node` names one step of the deployment. Its key is the digest of all that determines its bytes:
+kind, inputs, the content of its source files and the *output* digests of what it needs, so that an
+upstream change which yields identical bytes stops there. `Store.make` builds into a private
+sibling folder and renames it whole to `<cache>/<kind>/<key>/`; `Store.find` hands an artifact back
+only when its files hold their recorded digests. Existence is never freshness.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilegate.errors import BrokenTool, GateFailed, UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+SCHEMA = 1
+MANIFEST = "manifest.json"
+KEY_DIGITS = 32
+RACY_NS = 50_000_000  # a file this young may change again without its time stamps moving
+MAX_DIGESTS = 5000
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+FULL_BYTES = 1 << 20
+
+
+def canonical(value: Any) -> str:
+    """`value` as JSON with one spelling: sorted keys, no NaN; dataclasses become objects.
+
+    Raises UserError for what has no stable spelling (paths, functions, NaN).
+    """
+    try:
+        return json.dumps(
+            value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(f"not usable as part of a key: {error}") from None
+
+
+def digest(part: Any) -> str:
+    """sha256 of the canonical JSON of `part`."""
+    return hashlib.sha256(canonical(part).encode()).hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} {value!r}")
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A published result: its folder, key, output digest and manifest."""
+
+    path: Path
+    key: str
+    digest: str
+    manifest: Mapping[str, Any]
+
+    def file(self, name: str) -> Path:
+        """The path of one recorded output. Raises KeyError for a name that is not one."""
+        if name not in self.manifest["outputs"]:
+            raise KeyError(f"{self.path.parent.name} artifact {self.key} has no file {name!r}")
+        return self.path / name
+
+
+@dataclass
+class Build:
+    """What a build function sees: where to write, what it was given, whom to tell."""
+
+    node: Node
+    out: Path
+    needs: Mapping[str, Artifact]
+    report: Callable[[str], None]
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Facts for the manifest that are not part of the output digest (commands, versions)."""
+
+    @property
+    def inputs(self) -> Mapping[str, Any]:
+        return self.node.inputs
+
+    def need(self, name: str) -> Artifact:
+        """The artifact of a needed node. Raises KeyError for a node that was not declared."""
+        return self.needs[name]
+
+    def progress(self, text: str) -> None:
+        self.report(text)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One step. `build` is a module-level function (or functools.partial of one): it is pickled.
+
+    `sources` are files whose content is part of the key; they are hashed before and after the
+    build. `install` and `installed` serve the rare node whose result must also stand elsewhere
+    (promotion): the step holds only when `installed(artifact)` is true.
+    """
+
+    name: str
+    kind: str
+    doc: str
+    inputs: Mapping[str, Any]
+    needs: tuple[Node, ...]
+    build: Callable[[Build], None]
+    sources: tuple[Path, ...] = ()
+    install: Callable[[Artifact], None] | None = None
+    installed: Callable[[Artifact], bool] | None = None
+
+
+class Digests:
+    """sha256 of files, remembered by (path, size, mtime, ctime, inode) in a local state file."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+        self._lock = threading.Lock()
+        self._dirty = False
+        self._known = self._load()
+
+    def _load(self) -> dict[str, list[Any]]:
+        try:
+            known = json.loads(self.state.read_text())
+        except (OSError, ValueError):
+            return {}  # a cache: without it files are hashed again
+        return known if isinstance(known, dict) else {}
+
+    def of(self, path: Path, *, settled: bool = False) -> str:
+        """The digest of a file's content. `settled` vouches that nobody is still writing it.
+
+        Raises OSError when the file cannot be read.
+        """
+        name, signature = str(path), _signature(path)
+        entry = self._known.get(name)
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] == signature:
+            return str(entry[1])
+        young = time.time_ns() - max(signature[1], signature[2]) < RACY_NS
+        with path.open("rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if (settled or not young) and _signature(path) == signature:
+            self.remember(name, signature, found)
+        return found
+
+    def remember(self, name: str, signature: list[int], found: str) -> None:
+        with self._lock:
+            self._known[name] = [signature, found]
+            self._dirty = True
+
+    def save(self) -> None:
+        """Write the state file, keeping what other processes added. Losing it is harmless."""
+        with self._lock:
+            if not self._dirty:
+                return
+            merged = self._load() | self._known
+            if len(merged) > MAX_DIGESTS:
+                merged = {name: entry for name, entry in merged.items() if os.path.exists(name)}
+            temp = self.state.with_name(f".{self.state.name}.{os.getpid()}.{os.urandom(4).hex()}")
+            try:
+                self.state.parent.mkdir(parents=True, exist_ok=True)
+                temp.write_text(json.dumps(merged))
+                temp.replace(self.state)
+            except OSError:
+                temp.unlink(missing_ok=True)
+            self._dirty = False
+
+
+def _signature(path: Path) -> list[int]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+class Store:
+    """The artifacts under one cache folder. Safe to share between threads and processes."""
+
+    def __init__(self, cache: Path | None = None, state: Path | None = None) -> None:
+        moved = os.environ.get("TILEGATE_CACHE")
+        self.cache = cache or (Path(moved).resolve() if moved else ROOT / "build" / "cache")
+        self.state = state or ROOT / "build" / "state"
+        self.digests = Digests(self.state / "digests.json")
+        self._found: dict[Node, Artifact] = {}
+        self._swept = False
+
+    def __getstate__(self) -> dict[str, Path]:
+        return {"cache": self.cache, "state": self.state}
+
+    def __setstate__(self, state: dict[str, Path]) -> None:
+        Store.__init__(self, state["cache"], state["state"])
+
+    def key(self, node: Node) -> str | None:
+        """The node's key; None while something that it needs is not built.
+
+        Raises UserError when a source file cannot be read.
+        """
+        needs = self._needs(node)
+        return None if needs is None else self._key(node, needs)
+
+    def find(self, node: Node) -> Artifact | None:
+        """The valid artifact of the node as it is configured now, or None."""
+        known = self._found.get(node)
+        if known:
+            return known
+        key = self.key(node)
+        found = self._read(node.kind, key) if key else None
+        if found:
+            self._found[node] = found
+        return found
+
+    def done(self, node: Node) -> bool:
+        """Whether the node holds: its artifact is valid and, where it must be, installed."""
+        artifact = self.find(node)
+        return bool(artifact and (node.installed is None or node.installed(artifact)))
+
+    def make(self, node: Node, report: Callable[[str], None] = lambda text: None) -> Artifact:
+        """The node's artifact, built if need be; what it needs must have been made before.
+
+        One builder per key: a second one waits and takes the result. Raises BrokenTool when the
+        disk is full or read-only, UserError when a source changed during the build, and whatever
+        `node.build` raises; in each case nothing is published.
+        """
+        needs = self._needs(node)
+        if needs is None:
+            missing = ", ".join(need.name for need in node.needs if not self.find(need))
+            raise BrokenTool(f"{node.name}: needs {missing}, not built")
+        key = self._key(node, needs)
+        with _disk(node.name, self.cache):
+            self._sweep()
+            (self.cache / node.kind).mkdir(parents=True, exist_ok=True)
+            with _locked(self._lock_path(node.kind, key)):
+                artifact = self._read(node.kind, key)
+                if artifact is None:
+                    artifact = self._build(node, key, needs, report)
+        self._found[node] = artifact
+        if node.install and not (node.installed and node.installed(artifact)):
+            node.install(artifact)
+        self.digests.save()
+        return artifact
+
+    def remove(self, node: Node) -> list[Path]:
+        """Delete the node's artifact: what its manifest records, then the emptied folders."""
+        artifact = self.find(node)
+        if artifact is None:
+            return []
+        with _locked(self._lock_path(node.kind, artifact.key)):
+            gone = [artifact.path / name for name in (*artifact.manifest["outputs"], MANIFEST)]
+            for path in gone:
+                path.unlink(missing_ok=True)
+            folders = sorted({path.parent for path in gone}, reverse=True)
+            for folder in (*folders, artifact.path):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+        self._found.clear()
+        return gone
+
+    def _needs(self, node: Node) -> dict[str, Artifact] | None:
+        found: dict[str, Artifact] = {}
+        for need in node.needs:
+            artifact = self.find(need)
+            if artifact is None:
+                return None
+            found[need.name] = artifact
+        return found
+
+    def _key(self, node: Node, needs: Mapping[str, Artifact]) -> str:
+        parts = {
+            "schema": SCHEMA,
+            "kind": node.kind,
+            "inputs": node.inputs,
+            "sources": self._sources(node),
+            "needs": sorted([n.kind, n.name, needs[n.name].digest] for n in node.needs),
+        }
+        return digest(parts)[:KEY_DIGITS]
+
+    def _sources(self, node: Node) -> list[list[str]]:
+        """[name, digest] of each source; names are relative, so that checkouts share a cache."""
+        try:
+            return sorted([_relative(path), self.digests.of(path)] for path in node.sources)
+        except OSError as error:
+            raise UserError(f"{node.name}: cannot read source {error.filename}: {error.strerror}") from None
+
+    def _lock_path(self, kind: str, key: str) -> Path:
+        return self.cache / kind / f".{key}.lock"
+
+    def _read(self, kind: str, key: str) -> Artifact | None:
+        """The artifact at its place if manifest and files agree, else None."""
+        path = self.cache / kind / key
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+            outputs = manifest["outputs"]
+            if manifest["schema"] != SCHEMA or manifest["key"] != key:
+                return None
+            if digest(outputs) != manifest["digest"]:
+                return None
+            for name, (size, sha) in outputs.items():
+                file = path / name
+                if file.stat().st_size != size or self.digests.of(file) != sha:
+                    return None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        return Artifact(path, key, manifest["digest"], manifest)
+
+    def _build(
+        self, node: Node, key: str, needs: Mapping[str, Artifact], report: Callable[[str], None]
+    ) -> Artifact:
+        """Build under the key's lock: temp folder, outputs hashed and synced, one rename."""
+        place = self.cache / node.kind / key
+        temp = place.with_name(f".{key}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+        sources = self._sources(node)
+        start = time.monotonic()
+        try:
+            temp.mkdir()
+            build = Build(node, temp, needs, report)
+            node.build(build)
+            if self._sources(node) != sources:
+                raise UserError(f"{node.name}: a source file changed during the build; run again")
+            outputs = _outputs(node.name, temp, self.digests)
+            manifest = {
+                "schema": SCHEMA,
+                "name": node.name,
+                "kind": node.kind,
+                "key": key,
+                "digest": digest(outputs),
+                "inputs": json.loads(canonical(node.inputs)),
+                "sources": sources,
+                "needs": {name: {"key": a.key, "digest": a.digest} for name, a in needs.items()},
+                "notes": json.loads(canonical(build.notes)),
+                "outputs": outputs,
+                "seconds": round(time.monotonic() - start, 3),
+            }
+            (temp / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True))
+            _publish(temp, place)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+        for name, (_, sha) in outputs.items():
+            self.digests.remember(str(place / name), _signature(place / name), sha)
+        return Artifact(place, key, manifest["digest"], manifest)
+
+    def _sweep(self) -> None:
+        """Once per process: remove what killed builds left behind (nobody holds their lock)."""
+        if self._swept:
+            return
+        self._swept = True
+        for temp in self.cache.glob("*/.*.tmp"):
+            key = temp.name.split(".")[1]
+            with contextlib.suppress(BlockingIOError), _locked(
+                self._lock_path(temp.parent.name, key), wait=False
+            ):
+                shutil.rmtree(temp, ignore_errors=True)
+
+
+def _relative(path: Path) -> str:
+    resolved = path.resolve()
+    return str(resolved.relative_to(ROOT)) if resolved.is_relative_to(ROOT) else resolved.name
+
+
+def _outputs(name: str, folder: Path, digests: Digests) -> dict[str, list[Any]]:
+    """{relative name: [bytes, sha256]} of all files, each synced to disk."""
+    outputs: dict[str, list[Any]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise BrokenTool(f"{name}: output {path.name} is a link, not a file")
+        if path.is_file():
+            with path.open("rb") as stream:
+                os.fsync(stream.fileno())
+                sha = hashlib.file_digest(stream, "sha256").hexdigest()
+            outputs[path.relative_to(folder).as_posix()] = [path.stat().st_size, sha]
+    if not outputs or MANIFEST in outputs:
+        raise BrokenTool(f"{name}: the build wrote {'a ' + MANIFEST if outputs else 'nothing'}")
+    return outputs
+
+
+def _publish(temp: Path, place: Path) -> None:
+    """Rename the finished folder to its place; a damaged predecessor makes way."""
+    for folder in (temp / MANIFEST, temp):
+        _sync(folder)
+    if place.exists():
+        old = temp.with_suffix(".old.tmp")
+        place.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    temp.rename(place)
+    _sync(place.parent)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an OS lock, which dies with its owner. Raises BlockingIOError if not to wait.
+
+    The file is unlinked by its holder; who waited on an unlinked file starts over on a new one.
+    """
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == os.fstat(handle).st_ino:
+                    try:
+                        yield
+                    finally:
+                        path.unlink(missing_ok=True)
+                    return
+        finally:
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def _disk(name: str, cache: Path) -> Iterator[None]:
+    """Turn a full or read-only disk, however it shows, into one line."""
+    try:
+        yield
+    except (UserError, GateFailed):
+        raise
+    except Exception as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if number in DISK_ERRORS:
+            place = getattr(error, "filename", None) or cache
+            reason = os.strerror(number or 0).lower()
+        elif _free(cache) < FULL_BYTES:
+            place, reason = cache, "no space left on device"
+        else:
+            raise
+        raise BrokenTool(
+            f"{name}: cannot write {place}: {reason}; nothing was published "
+            "(free space, or set TILEGATE_CACHE to another folder)"
+        ) from error
+
+
+def _free(folder: Path) -> int:
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
