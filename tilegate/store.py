@@ -287,7 +287,9 @@ class Store:
         try:
             return sorted([_relative(path), self.digests.of(path)] for path in node.sources)
         except OSError as error:
-            raise UserError(f"{node.name}: cannot read source {error.filename}: {error.strerror}") from None
+            raise UserError(
+                f"{node.name}: cannot read source {error.filename}: {error.strerror}"
+            ) from None
 
     def _lock_path(self, kind: str, key: str) -> Path:
         return self.cache / kind / f".{key}.lock"
@@ -354,8 +356,9 @@ class Store:
         self._swept = True
         for temp in self.cache.glob("*/.*.tmp"):
             key = temp.name.split(".")[1]
-            with contextlib.suppress(BlockingIOError), _locked(
-                self._lock_path(temp.parent.name, key), wait=False
+            with (
+                contextlib.suppress(BlockingIOError),
+                _locked(self._lock_path(temp.parent.name, key), wait=False),
             ):
                 shutil.rmtree(temp, ignore_errors=True)
 
