@@ -1,0 +1,99 @@
+"""A device as plain data: its limits, its rates and its floors. The figures are in conf/device."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tilegate.errors import UserError, nearest
+
+ROOT = Path(__file__).resolve().parent.parent / "conf" / "device"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The data movers of one kind of tile; sizes in 32-bit words, counts per tile."""
+
+    channels_in: int
+    channels_out: int
+    step_words: int
+    wrap: int
+    length_words: int
+    dimensions: int
+
+
+@dataclass(frozen=True)
+class FunctionCost:
+    """Time of one core function: `call_us + macs / macs_per_us + elements / elements_per_us`.
+
+    A rate of 0 means that the term is absent.
+    """
+
+    call_us: float = 0.0
+    macs_per_us: float = 0.0
+    elements_per_us: float = 0.0
+
+
+@dataclass(frozen=True)
+class Device:
+    """One NPU. Times in microseconds, bandwidths in GB/s (1e9), sizes in bytes."""
+
+    name: str
+    toolchain: str
+    cols: int
+    rows: int
+    l1_bytes: int
+    l2_bytes: int
+    repeat: int
+    shim: Engine
+    memtile: Engine
+    core: Engine
+    dram_gbps: float
+    dram_read_gbps: float
+    stream_gbps: float
+    timing: Mapping[str, float] = field(default_factory=dict)
+    functions: Mapping[str, FunctionCost] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Device:
+        """Build from the mapping of a conf/device file. Raises UserError for a wrong key."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        for key in raw:
+            if key not in known:
+                raise UserError(f"device: unknown key {key!r}; {nearest(str(key), known)}")
+        data = dict(raw)
+        try:
+            for tile in ("shim", "memtile", "core"):
+                data[tile] = Engine(**data[tile])
+            data["functions"] = {
+                name: FunctionCost(**cost) for name, cost in data.get("functions", {}).items()
+            }
+            data["timing"] = {name: float(us) for name, us in data.get("timing", {}).items()}
+            return cls(**data)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"device: {error}") from error
+
+    def constant(self, name: str) -> float:
+        """A constant of the timing model. Raises UserError where the device does not state it."""
+        try:
+            return self.timing[name]
+        except KeyError:
+            raise UserError(f"device {self.name}: no timing.{name}") from None
+
+
+@functools.cache
+def load(name: str = "npu2") -> Device:
+    """The device of `conf/device/<name>.yaml`, for use without a composed configuration."""
+    import yaml
+
+    path = ROOT / f"{name}.yaml"
+    if not path.exists():
+        raise UserError(
+            f"no device {name!r}; {nearest(name, (p.stem for p in ROOT.glob('*.yaml')))}"
+        )
+    with path.open() as stream:
+        return Device.from_dict(yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
