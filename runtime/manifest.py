@@ -150,7 +150,12 @@ class Timing:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`. `raw` is the whole document (config, gates, tools, provenance ...)."""
+    """`manifest.json`, in its own keys: `format`, `model` {name, layers, width, heads, kv_heads,
+    head_dim, vocab}, `weights` {kind: real | rehearsal}, `device` (see Timing), `prefill`
+    {buckets, dispatches: {"256": [names]}}, `decode` {dispatches, context}, `lm_head` [names],
+    `rope`, `tokenizer` {file | null, eos_ids, bos_id}, `files` {path: sha256} of every file but
+    UNHASHED, and `sizes` {path: bytes} of the same. `raw` is the whole document, with what only
+    people and other rooms read (config, gates, tools, provenance ...)."""
 
     model: Model
     weights_kind: str
@@ -244,13 +249,13 @@ def read_dispatch(folder: Path) -> Dispatch:
 def _argument(reader: Reader) -> Argument:
     shape = tuple(reader.get("shape", list))
     dtype, kind, role = (reader.get(key, str) for key in ("dtype", "kind", "role"))
-    for key, value, known in (
+    for key, given, known in (
         ("dtype", dtype, WIDTH),
         ("kind", kind, KINDS),
         ("role", role, ROLES),
     ):
-        if value not in known:
-            raise BundleError(f"{reader.where}: {key} {value!r} is not one of {', '.join(known)}")
+        if given not in known:
+            raise BundleError(f"{reader.where}: {key} {given!r} is not one of {', '.join(known)}")
     value = reader.get("value", str, None)
     tensor = reader.get("tensor", str, None)
     layout = reader.get("layout", str, None)
