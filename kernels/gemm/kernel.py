@@ -140,13 +140,13 @@ def _matmul(
     ]
     functions: list[tuple[str, tuple[str, ...]]] = [
         ("gemm_zero", (accumulator,)),
-        ("gemm_matmul", ("bf16", "bf16", accumulator)),
+        ("gemm_matmul", ("const bf16", "const bf16", accumulator)),
     ]
     result = "C_l1"
     drained: tuple[Call, ...] = ()
     if drain:
         buffers.append(Buffer("C_out", 1, (tn // 8, tm // 8, 8, 8), "bf16"))
-        functions.append(("gemm_drain", ("f32", "bf16")))
+        functions.append(("gemm_drain", ("const f32", "bf16")))
         drained = (Call("gemm_drain", (Access("C_l1"), Access("C_out")), elements=tm * tn),)
         result = "C_out"
 
@@ -220,7 +220,7 @@ def _cast(acc: Tensor, out: Tensor) -> Launch:
             Copy(Access("out_l1", strides=(1,)), Access(out.name, place, (1,)), (tile,), ("x",)),
         ),
     )
-    core = CoreObject("cast.cc", (("TILE", tile),), (("gemm_cast", ("f32", "bf16")),), STACK_BYTES)
+    core = CoreObject("cast.cc", (("TILE", tile),), (("gemm_cast", ("const f32", "bf16")),), STACK_BYTES)
     buffers = (
         Buffer("in_l1", 1, (tile,), "f32", depth=2),
         Buffer("out_l1", 1, (tile,), "bf16", depth=2),

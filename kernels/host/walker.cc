@@ -228,8 +228,8 @@ class Columns {
 class Pool {
  public:
   static Pool &get() {
-    static Pool pool;
-    return pool;
+    static Pool *const pool = new Pool;  // never destroyed: its workers wait on it until the end
+    return *pool;
   }
 
   void run(const Launch &launch, void *const *arguments, int threads) {

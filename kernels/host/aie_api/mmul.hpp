@@ -141,14 +141,8 @@ class mmul<8, 8, 8, bfloat16, bfloat16, Acc> {
 
   mmul() { clear(); }
 
-  template <class C>
-  explicit mmul(const C &initial) {
-    float lanes[64] __attribute__((aligned(64)));
-    for (unsigned i = 0; i < 64; ++i) {
-      lanes[i] = static_cast<float>(initial.get(i));
-    }
-    set(lanes);
-  }
+  explicit mmul(const accum<accfloat, 64> &initial) { set(reinterpret_cast<const float *>(&initial)); }
+  explicit mmul(const vector<bfloat16, 64> &initial) : mmul(accum<accfloat, 64>(initial)) {}
   explicit mmul(const vector<float, 64> &initial) { set(reinterpret_cast<const float *>(&initial)); }
 
   void mul(const vector<bfloat16, 64> &a, const vector<bfloat16, 64> &b) {
