@@ -10,56 +10,33 @@ only when its files hold their recorded digests. Existence is never freshness.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilegate.digests import Digests, canonical, digest, signature
 from tilegate.errors import BrokenTool, GateFailed, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 MANIFEST = "manifest.json"
 KEY_DIGITS = 32
-RACY_NS = 50_000_000  # a file this young may change again without its time stamps moving
-MAX_DIGESTS = 5000
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 FULL_BYTES = 1 << 20
 
 
-def canonical(value: Any) -> str:
-    """`value` as JSON with one spelling: sorted keys, no NaN; dataclasses become objects.
-
-    Raises UserError for what has no stable spelling (paths, functions, NaN).
-    """
-    try:
-        return json.dumps(
-            value, sort_keys=True, separators=(",", ":"), allow_nan=False, default=_plain
-        )
-    except (TypeError, ValueError) as error:
-        raise UserError(f"not usable as part of a key: {error}") from None
-
-
-def digest(part: Any) -> str:
-    """sha256 of the canonical JSON of `part`."""
-    return hashlib.sha256(canonical(part).encode()).hexdigest()
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} {value!r}")
+def default_cache() -> Path:
+    """`build/cache`, unless TILEGATE_CACHE names another folder."""
+    moved = os.environ.get("TILEGATE_CACHE")
+    return Path(moved).resolve() if moved else ROOT / "build" / "cache"
 
 
 @dataclass(frozen=True)
@@ -121,72 +98,11 @@ class Node:
     installed: Callable[[Artifact], bool] | None = None
 
 
-class Digests:
-    """sha256 of files, remembered by (path, size, mtime, ctime, inode) in a local state file."""
-
-    def __init__(self, state: Path) -> None:
-        self.state = state
-        self._lock = threading.Lock()
-        self._dirty = False
-        self._known = self._load()
-
-    def _load(self) -> dict[str, list[Any]]:
-        try:
-            known = json.loads(self.state.read_text())
-        except (OSError, ValueError):
-            return {}  # a cache: without it files are hashed again
-        return known if isinstance(known, dict) else {}
-
-    def of(self, path: Path, *, settled: bool = False) -> str:
-        """The digest of a file's content. `settled` vouches that nobody is still writing it.
-
-        Raises OSError when the file cannot be read.
-        """
-        name, signature = str(path), _signature(path)
-        entry = self._known.get(name)
-        if isinstance(entry, list) and len(entry) == 2 and entry[0] == signature:
-            return str(entry[1])
-        young = time.time_ns() - max(signature[1], signature[2]) < RACY_NS
-        with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if (settled or not young) and _signature(path) == signature:
-            self.remember(name, signature, found)
-        return found
-
-    def remember(self, name: str, signature: list[int], found: str) -> None:
-        with self._lock:
-            self._known[name] = [signature, found]
-            self._dirty = True
-
-    def save(self) -> None:
-        """Write the state file, keeping what other processes added. Losing it is harmless."""
-        with self._lock:
-            if not self._dirty:
-                return
-            merged = self._load() | self._known
-            if len(merged) > MAX_DIGESTS:
-                merged = {name: entry for name, entry in merged.items() if os.path.exists(name)}
-            temp = self.state.with_name(f".{self.state.name}.{os.getpid()}.{os.urandom(4).hex()}")
-            try:
-                self.state.parent.mkdir(parents=True, exist_ok=True)
-                temp.write_text(json.dumps(merged))
-                temp.replace(self.state)
-            except OSError:
-                temp.unlink(missing_ok=True)
-            self._dirty = False
-
-
-def _signature(path: Path) -> list[int]:
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
 class Store:
     """The artifacts under one cache folder. Safe to share between threads and processes."""
 
     def __init__(self, cache: Path | None = None, state: Path | None = None) -> None:
-        moved = os.environ.get("TILEGATE_CACHE")
-        self.cache = cache or (Path(moved).resolve() if moved else ROOT / "build" / "cache")
+        self.cache = cache or default_cache()
         self.state = state or ROOT / "build" / "state"
         self.digests = Digests(self.state / "digests.json")
         self._found: dict[Node, Artifact] = {}
@@ -346,7 +262,7 @@ class Store:
             shutil.rmtree(temp, ignore_errors=True)
             raise
         for name, (_, sha) in outputs.items():
-            self.digests.remember(str(place / name), _signature(place / name), sha)
+            self.digests.remember(str(place / name), signature(place / name), sha)
         return Artifact(place, key, manifest["digest"], manifest)
 
     def _sweep(self) -> None:

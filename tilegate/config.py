@@ -1,0 +1,233 @@
+"""The configuration: composed by Hydra, checked against a typed schema, frozen, passed down.
+
+One resolved document serves the whole graph. Below this door there is no OmegaConf, no environment
+variable and no global. The resolved document is cached by (overrides, content of conf/, this
+code), so that listing tasks and a build with nothing to do import no Hydra at all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tilegate import schema
+from tilegate.digests import canonical, digest
+from tilegate.errors import UserError, nearest
+from tilegate.settings import Config
+from tilegate.store import ROOT, default_cache
+
+__all__ = ["Config", "choices", "digest", "load", "overrides_of", "plain", "show"]
+
+CONF = ROOT / "conf"
+GROUPS = ("model", "tile", "fusion", "device", "chain", "gate", "weights")
+BLOCK = (
+    *("attn_norm", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias", "q_norm", "k_norm"),
+    *("q_rope", "k_rope", "attention", "o_proj", "attn_residual", "mlp_norm", "gate_proj"),
+    *("up_proj", "silu_mul", "down_proj", "mlp_residual"),
+)
+HEAD = ("final_norm", "logits")
+
+
+def overrides_of(argv: Iterable[str]) -> tuple[str, ...]:
+    """The words of a command line that are Hydra overrides (`key=value`, `+key=value`)."""
+    return tuple(word for word in argv if "=" in word and not word.startswith("-"))
+
+
+def load(overrides: Sequence[str] = (), *, cwd: Path | None = None, conf: Path = CONF) -> Config:
+    """The configuration under `overrides`. A relative weights.path is taken from `cwd`.
+
+    Raises UserError, one line, for whatever is wrong with it.
+    """
+    document = _cached(tuple(overrides), conf)
+    config = schema.build(Config, document, "")
+    _check(config)
+    path = config.weights.path
+    if path is not None:
+        absolute = str((cwd or Path.cwd()) / Path(path).expanduser())
+        config = dataclasses.replace(
+            config, weights=dataclasses.replace(config.weights, path=absolute)
+        )
+    return config
+
+
+def choices(conf: Path = CONF) -> dict[str, list[str]]:
+    """The choices of each group: the names of its files."""
+    return {group: sorted(p.stem for p in (conf / group).glob("*.yaml")) for group in GROUPS}
+
+
+def plain(part: Any) -> Any:
+    """`part` of a configuration as plain JSON data (mappings, lists, scalars)."""
+    return json.loads(canonical(part))
+
+
+def show(config: Config) -> str:
+    """The resolved configuration as YAML, then the choices of each group."""
+    import yaml
+
+    document = plain(config)
+    taken = document.pop("choices")
+    lines = [yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=100)]
+    lines.append("# choices of each group (* taken)")
+    for group, names in choices().items():
+        marked = ", ".join(f"*{name}" if name == taken.get(group) else name for name in names)
+        lines.append(f"# {group}: {marked}")
+    return "\n".join(lines)
+
+
+def _check(config: Config) -> None:
+    """What no single value shows: contradicting dimensions, a fusion that loses an op."""
+    m = config.model
+    if m.heads % m.kv_heads:
+        raise UserError(
+            f"model.heads: {m.heads} is not a multiple of model.kv_heads={m.kv_heads}; "
+            f"the nearest is {max(1, round(m.heads / m.kv_heads)) * m.kv_heads}"
+        )
+    if m.head_dim % 2:
+        raise UserError(f"model.head_dim: {m.head_dim} is odd; rope rotates pairs")
+    s = config.sequence
+    if not s.buckets or list(s.buckets) != sorted(set(s.buckets)):
+        raise UserError(
+            f"sequence.buckets: {list(s.buckets)} must be ascending lengths, at least one"
+        )
+    if s.buckets[-1] > s.context:
+        raise UserError(
+            f"sequence.context: {s.context} is below the largest bucket {s.buckets[-1]}; "
+            f"the least is {s.buckets[-1]}"
+        )
+    if s.context > m.max_context:
+        raise UserError(f"sequence.context: {s.context} is over model.max_context={m.max_context}")
+    if config.weights.mode == "path" and config.weights.path is None:
+        raise UserError("weights.path: weights=path needs it; write weights.path=FOLDER_OR_FILE")
+    _check_fusion("prefill", config.fusion.prefill, BLOCK)
+    _check_fusion("decode", config.fusion.decode, BLOCK + HEAD)
+
+
+def _check_fusion(
+    phase: str, dispatches: Mapping[str, tuple[str, ...]], order: tuple[str, ...]
+) -> None:
+    listed = [op for ops in dispatches.values() for op in ops]
+    for op in listed:
+        if op not in order:
+            raise UserError(f"fusion.{phase}: unknown op {op!r}; {nearest(op, order)}")
+    for op in order:
+        if listed.count(op) != 1:
+            raise UserError(f"fusion.{phase}: {op} stands {listed.count(op)} times; it must once")
+    if listed != list(order):
+        first = next(got for got, want in zip(listed, order, strict=True) if got != want)
+        raise UserError(f"fusion.{phase}: {first} is out of order; the order is {', '.join(order)}")
+
+
+def _cached(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
+    """The composed document, from the cache when nothing that determines it has changed."""
+    place = default_cache() / "config" / f"{_fingerprint(overrides, conf)}.json"
+    try:
+        entry = json.loads(place.read_text())
+        if entry["digest"] == digest(entry["document"]):
+            return dict(entry["document"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # absent or damaged: compose again
+    document = _compose(overrides, conf)
+    if any("${oc." in word for word in overrides):
+        return document  # depends on more than the fingerprint
+    temp = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temp.write_text(json.dumps({"document": document, "digest": digest(document)}))
+        temp.replace(place)
+    except OSError:
+        temp.unlink(missing_ok=True)  # only slower without
+    return document
+
+
+def _fingerprint(overrides: tuple[str, ...], conf: Path) -> str:
+    found = hashlib.sha256(repr(overrides).encode())
+    code = (Path(__file__), Path(schema.__file__))
+    for path in (*sorted(conf.rglob("*.yaml")), *code):
+        found.update(f"\0{path.name}\0{path.parent.name}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:32]
+
+
+def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
+    """Compose twice, with the group choices alone and with all, so that no key can be invented."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    def resolved(words: Sequence[str]) -> dict[str, Any]:
+        config: Any = compose("config", overrides=list(words), return_hydra_config=True)
+        taken = config.hydra.runtime.choices
+        picked = {group: str(taken[group]) for group in GROUPS}
+        OmegaConf.set_readonly(config, False)
+        OmegaConf.set_struct(config, False)
+        config.pop("hydra")
+        return {**OmegaConf.to_container(config, resolve=True), "choices": picked}  # type: ignore
+
+    with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+        parsed = [_parse(word) for word in overrides]
+        groups = [word for word, key in zip(overrides, parsed, strict=True) if key in GROUPS]
+        for word, key in zip(overrides, parsed, strict=True):
+            _check_choice(word, key, conf)
+        try:
+            base = resolved(groups)
+            known = _keys(base)
+            for word, key in zip(overrides, parsed, strict=True):
+                if key not in known and key not in GROUPS:
+                    raise UserError(f"{word}: unknown key {key!r}; {nearest(key, known)}")
+            document = resolved(overrides)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(f"configuration: {str(error).splitlines()[0]}") from None
+    invented = sorted(_keys(document) - known)
+    if invented:
+        raise UserError(f"unknown key {invented[0]!r}; {nearest(invented[0], known)}")
+    return document
+
+
+def _parse(word: str) -> str:
+    """The key of one override. Raises UserError for bad syntax or for several values."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, _, value = word.lstrip("+~").partition("=")
+    try:
+        override = OverridesParser.create().parse_override(word)
+    except (HydraException, ValueError):
+        raise UserError(
+            f"{word}: cannot be read as key=value; quote the value: {key}=\"'{value}'\""
+        ) from None
+    if override.is_sweep_override():
+        raise UserError(
+            f"{word}: several values where one is needed; "
+            f"a list is {key}=[{value}], a sweep is python dodo.py -m {word}"
+        )
+    if override.package or not key:
+        raise UserError(f"{word}: not a key=value of this configuration")
+    if key.split(".")[0].split("/")[0] == "hydra":
+        raise UserError(f"{word}: settings of hydra apply to sweeps only (python dodo.py -m)")
+    if word.startswith("~"):
+        raise UserError(f"{word}: a key cannot be removed; set it to null")
+    return str(override.key_or_group)
+
+
+def _check_choice(word: str, key: str, conf: Path) -> None:
+    if key in GROUPS:
+        name = word.partition("=")[2].strip("'\"")
+        known = choices(conf)[key]
+        if name not in known:
+            raise UserError(f"{key}={name}: no such {key}; {nearest(name, known)}")
+
+
+def _keys(document: Mapping[str, Any], prefix: str = "") -> set[str]:
+    """All dotted keys of a document, groups included."""
+    found: set[str] = set()
+    for name, value in document.items():
+        path = schema.join(prefix, name)
+        found.add(path)
+        if isinstance(value, Mapping):
+            found |= _keys(value, path)
+    return found
