@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from .errors import BundleError
 from .manifest import DISPATCH_ABI, Argument, Dispatch, Timing, read_dispatch
-from .session import CommandState, SyncDirection
+from .session import CommandState, Ext, SyncDirection
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -51,7 +51,7 @@ class EmulatedNpu2:
         if fault is not None and fault not in FAULTS:
             raise BundleError(f"fault {fault!r} is not one of {', '.join(FAULTS)}")
         self._device = EmulatedDevice(timing, threads, fault)
-        self.ext = _Ext()
+        self.ext: Ext = _Ext()
 
     def device(self, index: int = 0) -> EmulatedDevice:
         if index != 0:

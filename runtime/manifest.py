@@ -42,7 +42,7 @@ position   -                   i32 [16], element 0 is the position of the curren
 Static layouts: `as-is` (the tensor, any shape with equal elements); `transposed` ([out, in] stored
 as [in, out]); `padded_rows` ([rows, in] starting at `row_start`, zeros below the tensor's end).
 
-**LM head**: the dispatches of `lm_head` start from `x` (= `mlp_residual`) as [1, width], the last
+**LM head**: the dispatches of `lm_head` start from `x` (= `mlp_residual`) as [1, dim], the last
 real row of the last block's output. Their `out` activations with value `logits` (bf16 or f32)
 are put together by `row_start`, the first vocabulary entry they hold; entries past the vocabulary
 are padding.
@@ -119,7 +119,7 @@ class Model:
 
     name: str
     layers: int
-    width: int
+    dim: int
     heads: int
     kv_heads: int
     head_dim: int
@@ -150,7 +150,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json`, in its own keys: `format`, `model` {name, layers, width, heads, kv_heads,
+    """`manifest.json`, in its own keys: `format`, `model` {name, layers, dim, heads, kv_heads,
     head_dim, vocab}, `weights` {kind: real | rehearsal}, `device` (see Timing), `prefill`
     {buckets, dispatches: {"256": [names]}}, `decode` {dispatches, context}, `lm_head` [names],
     `rope`, `tokenizer` {file | null, eos_ids, bos_id}, `files` {path: sha256} of every file but
@@ -260,8 +260,8 @@ def _argument(reader: Reader) -> Argument:
     tensor = reader.get("tensor", str, None)
     layout = reader.get("layout", str, None)
     if kind in LAYOUTS and layout not in LAYOUTS[kind]:
-        known = ", ".join(LAYOUTS[kind])
-        raise BundleError(f"{reader.where}: layout {layout!r} of a {kind} is not one of {known}")
+        names = ", ".join(LAYOUTS[kind])
+        raise BundleError(f"{reader.where}: layout {layout!r} of a {kind} is not one of {names}")
     if kind == "static" and not tensor:
         raise BundleError(f"{reader.where}: a static argument names its tensor")
     if kind in ("activation", "intermediate", "cache", "table") and not value:
@@ -288,7 +288,7 @@ def parse_manifest(data: Any, where: str = MANIFEST) -> Manifest:
     if version != BUNDLE_FORMAT:
         raise BundleError(f"{where}: format {version!r}; this runner reads {BUNDLE_FORMAT!r} only")
     model, weights, tokens = (top.section(key) for key in ("model", "weights", "tokenizer"))
-    dims = ("layers", "width", "heads", "kv_heads", "head_dim", "vocab")
+    dims = ("layers", "dim", "heads", "kv_heads", "head_dim", "vocab")
     kind = weights.get("kind", str)
     if kind not in ("real", "rehearsal"):
         raise BundleError(f"{weights.where}: kind {kind!r} is neither real nor rehearsal")

@@ -107,7 +107,7 @@ def _scaled(
         if kind == "default":
             return frequency
         if kind == "linear":
-            return frequency / np.float32(scaling["factor"])
+            return (frequency / np.float32(scaling["factor"])).astype(np.float32)
         if kind == "llama3":
             return _llama3(frequency, scaling)
     except (KeyError, TypeError) as error:
@@ -124,4 +124,5 @@ def _llama3(
     factor = float(scaling["factor"])
     turns = original * frequency / np.float32(2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return ((1 - smooth) * frequency / factor + smooth * frequency).astype(np.float32)
+    blended: npt.NDArray[np.float32] = (1 - smooth) * frequency / factor + smooth * frequency
+    return blended.astype(np.float32)

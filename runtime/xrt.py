@@ -1,8 +1,9 @@
-"""The real NPU2 as a session: the `pyxrt` module itself, opened with checks that say what to fix."""
+"""The real NPU2 as a session: the `pyxrt` module itself, opened with checks that name the fix."""
 
 from __future__ import annotations
 
 import fcntl
+import importlib
 import os
 import tempfile
 import time
@@ -30,7 +31,7 @@ class Npu2:
 
     def __init__(self) -> None:
         try:
-            import pyxrt  # type: ignore[import-not-found]
+            pyxrt = importlib.import_module("pyxrt")
         except ImportError as error:
             raise BundleError(f"device npu2 needs pyxrt ({error}): {SETUP}") from None
         self._xrt = pyxrt
