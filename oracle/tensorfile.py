@@ -1,0 +1,149 @@
+"""The safetensors format by hand: 8 bytes of header length, a JSON header, then the data.
+
+Reading maps the file (no copy for F32); writing streams one tensor at a time, so that memory
+stays that of a single tensor. bfloat16 is held as `np.uint16` on the way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oracle.errors import WeightError
+
+DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+MAX_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a tensor lies: byte offsets are counted from the start of the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
+    """Widen bfloat16 bits (uint16) to float32; exact."""
+    wide = bits.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+def f32_to_bf16(values: np.ndarray) -> np.ndarray:
+    """Round float32 to bfloat16 bits (uint16), to nearest even; NaN stays a quiet NaN."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
+    quiet = ((bits >> 16) | np.uint32(0x0040)).astype(np.uint16)
+    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)
+
+
+def read_header(path: Path) -> dict[str, Entry]:
+    """Parse and verify a header against the file's length; WeightError on any mismatch."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(8)
+        length = int.from_bytes(head, "little")
+        if len(head) < 8 or not 2 <= length <= min(MAX_HEADER, size - 8):
+            raise WeightError(f"{path.name}: {size} bytes hold no safetensors header (truncated?)")
+        raw = file.read(length)
+    try:
+        table = json.loads(raw)
+        table.pop("__metadata__", None)
+        entries = {name: _entry(item, 8 + length) for name, item in table.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightError(f"{path.name}: the safetensors header is not valid: {error}") from error
+    _verify_layout(path, entries, 8 + length, size)
+    return entries
+
+
+def _entry(item: Mapping[str, Any], base: int) -> Entry:
+    start, end = item["data_offsets"]
+    return Entry(item["dtype"], tuple(item["shape"]), base + start, base + end)
+
+
+def _verify_layout(path: Path, entries: Mapping[str, Entry], base: int, size: int) -> None:
+    position = base
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
+        if entry.dtype not in DTYPES:
+            known = ", ".join(DTYPES)
+            raise WeightError(f"{path.name}: {name} is {entry.dtype}; supported: {known}")
+        want = math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
+        if entry.start != position or entry.end - entry.start != want:
+            raise WeightError(
+                f"{path.name}: {name} {list(entry.shape)} needs {want} bytes at offset "
+                f"{position - base}, the header gives {entry.end - entry.start} at "
+                f"{entry.start - base}"
+            )
+        position = entry.end
+    if position != size:
+        state = "truncated" if size < position else "longer than its header says"
+        raise WeightError(f"{path.name}: {state}: {size} bytes, the header describes {position}")
+
+
+def read_tensor(path: Path, entry: Entry) -> np.ndarray:
+    """One tensor as float32 of its shape; F32 is a read-only view of the mapped file."""
+    dtype = DTYPES[entry.dtype]
+    count = (entry.end - entry.start) // dtype.itemsize
+    if count == 0:
+        return np.zeros(entry.shape, np.float32)
+    data = np.memmap(path, dtype, "r", entry.start, (count,))
+    wide = bf16_to_f32(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
+    return np.asarray(wide).reshape(entry.shape)
+
+
+def write_tensors(
+    path: Path,
+    layout: Mapping[str, tuple[str, tuple[int, ...]]],
+    get: Callable[[str], np.ndarray],
+    metadata: Mapping[str, str] | None = None,
+) -> str:
+    """Write `layout` (name -> dtype, shape) from `get(name)` float32 arrays; returns the sha256.
+
+    A BF16 tensor is rounded to nearest even. The file is complete and synced on return.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    position = 0
+    for name, (dtype, shape) in layout.items():
+        end = position + math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in (len(text).to_bytes(8, "little"), text):
+            file.write(chunk)
+            digest.update(chunk)
+        for name, (dtype, shape) in layout.items():
+            values = get(name)
+            if values.shape != shape:
+                raise WeightError(f"{name}: shape {values.shape} where {shape} was announced")
+            bits = f32_to_bf16(values) if dtype == "BF16" else values.astype(DTYPES[dtype])
+            view = np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
+            file.write(view)
+            digest.update(view)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def joint_digest(parts: Iterable[tuple[str, str]]) -> str:
+    """One sha256 of named digests, independent of their order."""
+    return hashlib.sha256(json.dumps(sorted(parts)).encode()).hexdigest()
