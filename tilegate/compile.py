@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tilegate.digests import digest
 from tilegate.errors import BrokenTool
 from tilegate.kernels import ROOT as KERNELS
 from tilegate.kernels import folder
 from tilegate.plan import CoreObject, Launch
-from tilegate.store import Build, Node, digest
+from tilegate.store import Build, Node
 
 HOST = KERNELS / "host"
 FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden")

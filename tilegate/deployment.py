@@ -1,4 +1,4 @@
-"""What a configuration deploys: phases, tiles, plans and fused dispatches. Pure; nothing is built."""
+"""What a configuration deploys: phases, tiles, plans and fused dispatches. Nothing is built."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tilegate import kernels, model, planner
-from tilegate.config import Config, plain
+from tilegate.config import plain
 from tilegate.device import Device
+from tilegate.digests import digest
 from tilegate.dispatch import Argument, Dispatch, Fused
 from tilegate.errors import UserError
 from tilegate.model import Op, Phase, Value
 from tilegate.plan import Tensor, TilePlan, freeze
-from tilegate.store import ROOT, digest
+from tilegate.settings import Config
+from tilegate.store import ROOT
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ def resolve(config: Config, cache: Path) -> Deployment:
         for op in phase.ops:
             where = f"tile.{'prefill' if phase.phase == 'prefill' else 'decode'}.{op.group}"
             tile = tiles.choose(op, groups[op.group], where)
-            planned[phase.name, op.name] = Planned(op, phase.name, plan_of(op.kernel, op.shape, freeze(tile)))
+            planned[phase.name, op.name] = Planned(
+                op, phase.name, plan_of(op.kernel, op.shape, freeze(tile))
+            )
     tiles.save()
     dispatches = tuple(d for phase in phases for d in _fuse(config, phase, planned))
     return Deployment(config, phases, planned, dispatches)
@@ -107,7 +111,9 @@ class Tiles:
                 tile = planner.choose(op.kernel, op.shape_dict, request_of(fixed), self.device)
             except UserError as error:
                 raise UserError(f"{where} ({op.name}): {error}") from None
-            entry = self.known[key] = {k: list(v) if isinstance(v, tuple) else v for k, v in tile.items()}
+            entry = self.known[key] = {
+                k: list(v) if isinstance(v, tuple) else v for k, v in tile.items()
+            }
             self.dirty = True
         return {name: tuple(v) if isinstance(v, list) else v for name, v in entry.items()}
 

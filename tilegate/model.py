@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tilegate.config import Model
 from tilegate.plan import DType, freeze
+from tilegate.settings import Model
 
 HEAD_ROWS = (16384, 8192)  # rows of one GEMV of the LM head: the measured launch sizes
 POSITION_WORDS = 16  # a position is padded to one 64-byte line
@@ -21,7 +21,7 @@ POSITION_WORDS = 16  # a position is padded to one 64-byte line
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that ops exchange; `kind` and the fields after it are those of a bundle's argument."""
+    """A tensor that ops exchange; `kind` and what follows are those of a dispatch argument."""
 
     name: str
     shape: tuple[int, ...]
@@ -191,7 +191,11 @@ def _attention_inputs(w: _Writer) -> tuple[str, str, str]:
         for n in "qk":
             tensor = f"{attention}.{n}_norm.weight"
             last[n] = w.norm(f"{n}_norm", last[n], tensor, tokens * heads[n], d)
-    return w.rope("q_rope", last["q"], heads["q"]), w.rope("k_rope", last["k"], heads["k"]), last["v"]
+    return (
+        w.rope("q_rope", last["q"], heads["q"]),
+        w.rope("k_rope", last["k"], heads["k"]),
+        last["v"],
+    )
 
 
 def _after_attention(w: _Writer) -> None:

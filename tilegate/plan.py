@@ -162,7 +162,7 @@ class Loop:
     level: Literal["launch", "segment", "herd"] = "launch"
 
 
-Step = Union[Loop, Copy, Call]
+Step = Union[Loop, Copy, Call]  # noqa: UP007 - Loop refers to it before it exists
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def divides(rule: str, divisor: int, value: int, what: str) -> Requirement:
 
 @dataclass(frozen=True)
 class Visit:
-    """A step with the loops that enclose it: `loops` is ((var, count, level), ...) outermost first."""
+    """A step and its enclosing loops: ((var, count, level), ...), outermost first."""
 
     step: Copy | Call
     loops: tuple[tuple[str, int, str], ...] = field(default=())

@@ -123,7 +123,7 @@ def _matmul(
     tensors: tuple[Tensor, Tensor, Tensor],
     accumulator: str,
 ) -> Launch:
-    a, b, c = tensors
+    c = tensors[2]
     k, n = shape["K"], shape["N"]
     tm, tk2, tk1, tn = tile["tile_m"], tile["tile_k_l2"], tile["tile_k_l1"], tile["tile_n"]
     cols, rows = tile["herd"]
@@ -220,7 +220,9 @@ def _cast(acc: Tensor, out: Tensor) -> Launch:
             Copy(Access("out_l1", strides=(1,)), Access(out.name, place, (1,)), (tile,), ("x",)),
         ),
     )
-    core = CoreObject("cast.cc", (("TILE", tile),), (("gemm_cast", ("const f32", "bf16")),), STACK_BYTES)
+    core = CoreObject(
+        "cast.cc", (("TILE", tile),), (("gemm_cast", ("const f32", "bf16")),), STACK_BYTES
+    )
     buffers = (
         Buffer("in_l1", 1, (tile,), "f32", depth=2),
         Buffer("out_l1", 1, (tile,), "bf16", depth=2),
