@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,10 @@ def show(config: Config) -> str:
 def _check(config: Config) -> None:
     """What no single value shows: contradicting dimensions, a fusion that loses an op."""
     m = config.model
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", m.name):
+        raise UserError(
+            f"model.name: {m.name!r} names a folder; use letters, digits, '.', '_', '-'"
+        )
     if m.heads % m.kv_heads:
         raise UserError(
             f"model.heads: {m.heads} is not a multiple of model.kv_heads={m.kv_heads}; "
@@ -132,6 +137,7 @@ def _cached(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # absent or damaged: compose again
     document = _compose(overrides, conf)
+    schema.build(Config, document, "")  # its errors say more than those of the digest below
     if any("${oc." in word for word in overrides):
         return document  # depends on more than the fingerprint
     temp = place.with_name(f".{place.name}.{os.getpid()}.{os.urandom(4).hex()}")
@@ -166,7 +172,9 @@ def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
         OmegaConf.set_readonly(config, False)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        return {**OmegaConf.to_container(config, resolve=True), "choices": picked}  # type: ignore
+        document = OmegaConf.to_container(config, resolve=True)
+        assert isinstance(document, dict)
+        return {**document, "choices": picked}
 
     with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
         parsed = [_parse(word) for word in overrides]
@@ -175,16 +183,14 @@ def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
             _check_choice(word, key, conf)
         try:
             base = resolved(groups)
-            known = _keys(base)
+            known = {key for key in _keys(base) if not key.startswith("choices")}
             for word, key in zip(overrides, parsed, strict=True):
                 if key not in known and key not in GROUPS:
-                    raise UserError(f"{word}: unknown key {key!r}; {nearest(key, known)}")
+                    raise UserError(f"{word}: unknown key {key!r}; {_hint(key, known)}")
             document = resolved(overrides)
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(f"configuration: {str(error).splitlines()[0]}") from None
-    invented = sorted(_keys(document) - known)
-    if invented:
-        raise UserError(f"unknown key {invented[0]!r}; {nearest(invented[0], known)}")
+    _same_shape(base, document)
     return document
 
 
@@ -220,6 +226,37 @@ def _check_choice(word: str, key: str, conf: Path) -> None:
         known = choices(conf)[key]
         if name not in known:
             raise UserError(f"{key}={name}: no such {key}; {nearest(name, known)}")
+
+
+def _same_shape(base: Mapping[str, Any], document: Mapping[str, Any], prefix: str = "") -> None:
+    """No override may add a key to what the files hold, or put text in the place of a number.
+
+    What a file leaves at null may become a group; the typed schema judges it.
+    """
+    for name, value in document.items():
+        path = schema.join(prefix, name)
+        if name not in base:
+            raise UserError(f"unknown key {path!r}; {_hint(path, _keys(base, prefix))}")
+        old = base[name]
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            _same_shape(old, value, path)
+        elif prefix.startswith("gate") and isinstance(old, int | float) and isinstance(value, str):
+            raise UserError(f"{path}: {value!r} is not a number")
+
+
+def _hint(key: str, known: set[str]) -> str:
+    """The nearest key: in the same group first, then anywhere, else what stands in the group."""
+    parent = key.rpartition(".")[0]
+    while parent and parent not in known:
+        parent = parent.rpartition(".")[0]
+    depth = parent.count(".") + 2 if parent else 1
+    inside = parent + "." if parent else ""
+    group = {k for k in known if k.startswith(inside)}
+    for names in (group, known):
+        hint = nearest(key, names)
+        if hint.startswith("did you mean"):
+            return hint
+    return nearest(key, {".".join(k.split(".")[:depth]) for k in group})
 
 
 def _keys(document: Mapping[str, Any], prefix: str = "") -> set[str]:

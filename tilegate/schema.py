@@ -111,7 +111,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 def _tuple(args: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
-        raise UserError(f"{path}: {value!r} is not a list; write [a,b]")
+        raise UserError(f"{path}: {value!r} is not a list; write [{value}]")
     if len(args) == 2 and args[1] is Ellipsis:
         kinds: tuple[Any, ...] = (args[0],) * len(value)
     elif len(args) == len(value):

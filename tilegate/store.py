@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 MANIFEST = "manifest.json"
 KEY_DIGITS = 32
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
 FULL_BYTES = 1 << 20
 
 
@@ -176,7 +176,7 @@ class Store:
             for folder in (*folders, artifact.path):
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-        self._found.clear()
+        self._found.pop(node, None)
         return gone
 
     def _needs(self, node: Node) -> dict[str, Artifact] | None:
