@@ -73,7 +73,7 @@ namespace detail {
 
 // The tanh unit joins points of the curve, TANH_STEP apart, by straight lines. The step is fitted to
 // the published errors of SiLU-and-mul (1.02e-2) and GELU (8.4e-3).
-constexpr float TANH_STEP = 0.34f;
+constexpr float TANH_STEP = 0.35f;
 constexpr int TANH_SEGMENTS = 16;
 struct tanh_table {
     float base[TANH_SEGMENTS], slope[TANH_SEGMENTS];

@@ -74,13 +74,9 @@ template <class A, class B> AIE_INLINE auto product(A a, B b) {
         return static_cast<std::int64_t>(a) * static_cast<std::int64_t>(b);
 }
 
-// A literal scalar takes the element type of the vector it meets.
-template <class X, class Y> AIE_INLINE auto operand(const X &x, const Y &) {
-    if constexpr (shape_of<X>::lanes == 0)
-        return element_of<Y>(x);
-    else
-        return x;
-}
+// A literal scalar takes the element type of the vector it meets; a vector stays where it is.
+template <class X, class Y>
+using operand = std::conditional_t<shape_of<X>::lanes == 0, element_of<Y>, const X &>;
 
 template <class Tag, class T>
 using tag_for = std::conditional_t<
@@ -122,8 +118,8 @@ template <class V> AIE_INLINE auto concat(const V &a, const V &b, const V &c, co
 
 template <class Tag = accauto, class A, class B, class = std::enable_if_t<detail::match<A, B>>>
 AIE_INLINE auto mul(const A &a, const B &b) {
-    const auto x = detail::operand(a, b);
-    const auto y = detail::operand(b, a);
+    const detail::operand<A, B> x(a);
+    const detail::operand<B, A> y(b);
     using T = detail::element_of<detail::meeting<A, B>>;
     using R = accum<detail::tag_for<Tag, T>, detail::lanes_of<A, B>>;
     return detail::build<R>([&](unsigned i) {
@@ -139,8 +135,8 @@ template <class A, class B> AIE_INLINE auto negmul(const A &a, const B &b) {
 }
 template <class Tag, unsigned N, class A, class B>
 AIE_INLINE accum<Tag, N> mac(const accum<Tag, N> &acc, const A &a, const B &b) {
-    const auto x = detail::operand(a, b);
-    const auto y = detail::operand(b, a);
+    const detail::operand<A, B> x(a);
+    const detail::operand<B, A> y(b);
     return detail::build<accum<Tag, N>>([&](unsigned i) {
         return static_cast<typename Tag::lane>(
             acc.lanes[i] + detail::product(detail::lane(x, i), detail::lane(y, i)));
@@ -148,8 +144,8 @@ AIE_INLINE accum<Tag, N> mac(const accum<Tag, N> &acc, const A &a, const B &b) {
 }
 template <class Tag, unsigned N, class A, class B>
 AIE_INLINE accum<Tag, N> msc(const accum<Tag, N> &acc, const A &a, const B &b) {
-    const auto x = detail::operand(a, b);
-    const auto y = detail::operand(b, a);
+    const detail::operand<A, B> x(a);
+    const detail::operand<B, A> y(b);
     return detail::build<accum<Tag, N>>([&](unsigned i) {
         return static_cast<typename Tag::lane>(
             acc.lanes[i] - detail::product(detail::lane(x, i), detail::lane(y, i)));
@@ -174,8 +170,8 @@ template <class A, class B, class F> AIE_INLINE auto combine(const A &a, const B
             return static_cast<L>(f(static_cast<L>(lane(a, i)), static_cast<L>(lane(b, i))));
         });
     } else {
-        const auto x = operand(a, b);
-        const auto y = operand(b, a);
+        const operand<A, B> x(a);
+        const operand<B, A> y(b);
         using T = element_of<meeting<A, B>>;
         const rounding round = crRnd.round;
         return build<vector<T, lanes_of<A, B>>>([&](unsigned i) {
@@ -189,8 +185,8 @@ template <class A, class B, class F> AIE_INLINE auto combine(const A &a, const B
 }
 
 template <class A, class B, class F> AIE_INLINE auto compare(const A &a, const B &b, F f) {
-    const auto x = operand(a, b);
-    const auto y = operand(b, a);
+    const operand<A, B> x(a);
+    const operand<B, A> y(b);
     using W = work<element_of<meeting<A, B>>>;
     mask<lanes_of<A, B>> out;
     for (unsigned i = 0; i < out.size(); ++i)
@@ -250,8 +246,8 @@ template <class A, class B> AIE_INLINE auto min_cmp(const A &a, const B &b) {
 // Lane i is b where the mask is set, else a.
 template <class A, class B, unsigned N>
 AIE_INLINE auto select(const A &a, const B &b, const mask<N> &m) {
-    const auto x = detail::operand(a, b);
-    const auto y = detail::operand(b, a);
+    const detail::operand<A, B> x(a);
+    const detail::operand<B, A> y(b);
     using T = detail::element_of<detail::meeting<A, B>>;
     return detail::build<vector<T, N>>(
         [&](unsigned i) { return m.lanes[i] ? detail::lane(y, i) : detail::lane(x, i); });
