@@ -156,7 +156,8 @@ static inline void probabilities(bfloat16 *__restrict s, const bfloat16 *__restr
 }
 
 // One block of scores becomes probabilities; the running maximum and sum take it in. `factor` is
-// what the output so far has to be multiplied by. Block `first + x % NUM_Q_TILES ...` see kernel.py.
+// what the output so far has to be multiplied by. `block` counts key blocks from the query rows of
+// the herd's first column; a column's own rows are column % NUM_Q_TILES blocks further.
 extern "C" void fa_softmax(bfloat16 *__restrict s, bfloat16 *__restrict top,
                            bfloat16 *__restrict sum, bfloat16 *__restrict factor,
                            std::int32_t block, std::int32_t column) {

@@ -3,7 +3,8 @@
 The structure is that of Xilinx/mlir-air, programming_examples/flash_attention: every column of the
 herd holds 64 query rows of one head, the four rows of a column are cascade stages that take a
 quarter of the keys each, in blocks of 64, and their results are merged down the column. A launch
-iteration covers `lqp` query rows of `heads_per_unroll` heads. Causal blocks are masked, not skipped.
+iteration covers `lqp` query rows of `heads_per_unroll` heads. Causal blocks are masked, never
+skipped.
 """
 
 from __future__ import annotations
