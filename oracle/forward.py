@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 MODEL = -1  # the key of model-level values in a capture
 LAYER_VALUES = (
-    "x attn_norm q_proj k_proj v_proj q_bias k_bias v_bias q_norm k_norm q_rope k_rope attention "
-    "o_proj attn_residual mlp_norm gate_proj up_proj silu_mul down_proj mlp_residual"
-).split()
+    *("x", "attn_norm", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias"),
+    *("q_norm", "k_norm", "q_rope", "k_rope", "attention", "o_proj", "attn_residual"),
+    *("mlp_norm", "gate_proj", "up_proj", "silu_mul", "down_proj", "mlp_residual"),
+)
 MODEL_VALUES = ("embedding", "final_norm")
 Capture = Mapping[int, Collection[str]]
 
@@ -109,12 +110,17 @@ class _Run:
             warnings.simplefilter("ignore", UserWarning)
             return torch.from_numpy(np.ascontiguousarray(array))
 
+    def split(self, value: Tensor) -> Sequence[Tensor]:
+        """[all tokens, width] cut into prompts."""
+        import torch
+
+        return cast("Sequence[Tensor]", torch.functional.split(value, self.lengths))
+
     def keep(self, layer: int, name: str, value: Tensor) -> Tensor:
         """Record `value` [all tokens, width] per prompt when it was asked for; pass it on."""
         if name in self.capture.get(layer, ()):
             key = name if layer == MODEL else f"layers.{layer}.{name}"
-            parts = value.split(self.lengths)
-            for store, part in zip(self.values, parts, strict=True):
+            for store, part in zip(self.values, self.split(value), strict=True):
                 store[key] = part.numpy().copy()
         return value
 
@@ -174,9 +180,7 @@ class _Run:
         import torch
 
         results = []
-        for cache, *new in zip(
-            self.caches, *(part.split(self.lengths) for part in (q, k, v)), strict=True
-        ):
+        for cache, *new in zip(self.caches, *(self.split(part) for part in (q, k, v)), strict=True):
             queries, keys, values = (part.view(len(part), -1, self.spec.head_dim) for part in new)
             if len(cache.keys) > layer:
                 keys = torch.cat([cache.keys[layer], keys])
@@ -193,7 +197,7 @@ class _Run:
         self.keep(MODEL, "final_norm", normed)
         head = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
         weight = self.tensor(self.tensors.get(head))
-        parts = [part if all_logits else part[-1:] for part in normed.split(self.lengths)]
+        parts = [part if all_logits else part[-1:] for part in self.split(normed)]
         logits = [(part @ weight.T).numpy().copy() for part in parts]
         return Trace(self.values, logits, self.caches)
 

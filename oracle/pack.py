@@ -69,9 +69,8 @@ def open_packed(folder: Path, verify: bool = False) -> Packed:
     if record.get("format") != FORMAT:
         raise WeightError(f"{path}: format {record.get('format')!r}, this version reads {FORMAT}")
     if verify and (have := file_digest(folder / MODEL)) != record["sha256"]:
-        raise WeightError(
-            f"{folder / MODEL}: sha256 is {have[:16]}..., its record says {record['sha256'][:16]}..."
-        )
+        want = record["sha256"]
+        raise WeightError(f"{folder / MODEL}: sha256 is {have[:16]}..., recorded {want[:16]}...")
     return Packed(SafetensorsFolder(folder), record)
 
 

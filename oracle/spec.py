@@ -1,4 +1,4 @@
-"""A decoder as data: dimensions, rope, axes (bias, QK-norm, tie) and where weights are published."""
+"""A decoder as data: dimensions, rope, axes (bias, QK-norm, tie), where weights are published."""
 
 from __future__ import annotations
 

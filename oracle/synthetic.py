@@ -68,9 +68,9 @@ def _tensor(spec: ModelSpec, seed: int, name: str) -> np.ndarray:
 def _values(spec: ModelSpec, seed: int, name: str) -> np.ndarray:
     shape = tensor_shapes(spec)[name]
     if name == "model.embed_tokens.weight":
-        return _codes(spec, seed, np.arange(spec.vocab)) * np.float32(_embedding_scale(spec))
+        return _codes(spec, seed, 0)
     if name == "lm_head.weight":
-        return _codes(spec, seed, np.arange(spec.vocab) - 1) * np.float32(_embedding_scale(spec))
+        return _codes(spec, seed, -1)
     if name.endswith("norm.weight"):
         sharpen = SHARPEN if ".self_attn." in name else 1.0
         return (sharpen + _uniform(seed, name, shape, 0.05)).astype(np.float32)
@@ -100,16 +100,21 @@ def _turns(spec: ModelSpec, seed: int) -> np.ndarray:
     return _rng(seed, "turns").integers(1, spec.vocab, (spec.dim - 2) // 2)
 
 
-def _codes(spec: ModelSpec, seed: int, tokens: np.ndarray) -> np.ndarray:
-    """Unit-power codes, float32 [len(tokens), dim]."""
+def _codes(spec: ModelSpec, seed: int, first: int) -> np.ndarray:
+    """Codes of `vocab` tokens from `first` on, at the embedding's scale; float32 [vocab, dim]."""
     circle = np.arange(spec.vocab) * (2 * math.pi / spec.vocab)
-    waves = (math.sqrt(2) * np.stack([np.cos(circle), np.sin(circle)])).astype(np.float32)
-    codes = np.zeros((len(tokens), spec.dim), np.float32)
-    codes[:, 0] = CONSTANT
-    for pair, turns in enumerate(_turns(spec, seed)):
-        phase = tokens * turns % spec.vocab
-        codes[:, 2 + 2 * pair] = waves[0][phase]
-        codes[:, 3 + 2 * pair] = waves[1][phase]
+    waves = math.sqrt(2) * np.stack([np.cos(circle), np.sin(circle)], axis=1)
+    waves = (_embedding_scale(spec) * waves).astype(np.float32)
+    turns = _turns(spec, seed)
+    block = np.arange(1024)[:, None]  # rows at a time, which stays in the CPU's cache
+    steps = (block * turns % spec.vocab).astype(np.int32)
+    codes = np.zeros((spec.vocab, spec.dim), np.float32)
+    codes[:, 0] = CONSTANT * _embedding_scale(spec)
+    for start in range(0, spec.vocab, len(block)):
+        rows = codes[start : start + len(block), 2 : 2 + 2 * len(turns)]
+        phase = steps[: len(rows)] + ((start + first) * turns % spec.vocab).astype(np.int32)
+        phase -= np.int32(spec.vocab) * (phase >= spec.vocab)
+        rows[:] = waves.take(phase, axis=0).reshape(rows.shape)
     return codes
 
 

@@ -19,7 +19,11 @@ import numpy as np
 
 from oracle.errors import WeightError
 
-DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 
 

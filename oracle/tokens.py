@@ -1,4 +1,4 @@
-"""Tokenizer files of a packed folder: tokenizer.json as is or built from GGUF, chat.json as data."""
+"""Tokenizer files of a packed folder: tokenizer.json copied or built from GGUF, and chat.json."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _from_gguf(path: Path, target: Path) -> TokenizerFacts:
     fields = tokenizer_fields(path)
     if fields.get("model") != "gpt2":
         raise WeightError(
-            f"{path.name}: tokenizer model {fields.get('model')!r}; supported: gpt2 (byte-level BPE)"
+            f"{path.name}: tokenizer model {fields.get('model')!r}; supported: gpt2 (byte BPE)"
         )
     _build_bpe(fields, path.name).save(str(target))
     ends = [fields.get("eos_token_id"), fields.get("eot_token_id")]

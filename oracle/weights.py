@@ -67,7 +67,7 @@ def _places(
         return [("path", lambda: _from_path(request.path))]
     if auto or request.mode == "hub":
         places.append(("cache", lambda: _snapshot(model, *fetch.cached_snapshot(model.hub))))
-    if auto and model.wheel or request.mode == "wheel":
+    if (auto and model.wheel) or request.mode == "wheel":
         places.append(("wheel", lambda: _from_wheel(model, request.cache_dir)))
     if auto or request.mode == "hub":
         places.append(("hub", lambda: _snapshot(model, *fetch.hub_snapshot(model.hub))))
