@@ -19,9 +19,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from runtime.manifest import MANIFEST, sealed
 from tilegate.errors import BrokenTool, GateFailed, UserError
 
-MANIFEST = "manifest.json"
 REHEARSAL = ".rehearsal"
 LINK_BYTES = 1 << 20  # larger files are linked, not copied, where the filesystem allows it
 AT_FDCWD = -100
@@ -37,27 +37,28 @@ def promote(candidate_dir: Path, target_dir: Path) -> None:
     disk refuses. The bundle of before is then untouched.
     """
     candidate, target = Path(candidate_dir), Path(os.path.abspath(target_dir))
-    manifest = _manifest(candidate)
+    manifest, sealed_bytes = _manifest(candidate)
     _check_gates(manifest)
     _check_target(manifest, target)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target):
-            _swap_in(candidate, target, manifest["files"])
+            _swap_in(candidate, target, manifest["files"], sealed_bytes)
     except OSError as error:
         where = error.filename or target
         raise BrokenTool(f"not promoted: {where}: {error.strerror or error}") from error
 
 
-def _manifest(candidate: Path) -> Mapping[str, Any]:
-    try:
-        manifest = json.loads((candidate / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
-        raise BrokenTool(f"not promoted: {candidate / MANIFEST}: {error}") from error
-    files = manifest.get("files") if isinstance(manifest, dict) else None
-    if not isinstance(files, dict) or not files:
-        raise BrokenTool(f"not promoted: {candidate / MANIFEST} lists no files")
-    return manifest
+def _manifest(candidate: Path) -> tuple[dict[str, Any], bytes]:
+    """The manifest as a document and as the bytes that its seal covers."""
+    path = candidate / MANIFEST
+    data = path.read_bytes() if path.is_file() else b""
+    if not sealed(data):
+        raise BrokenTool(f"not promoted: {path} is missing, altered or not sealed")
+    manifest: dict[str, Any] = json.loads(data)
+    if not isinstance(manifest.get("files"), dict) or not manifest["files"]:
+        raise BrokenTool(f"not promoted: {path} lists no files")
+    return manifest, data
 
 
 def _check_gates(manifest: Mapping[str, Any]) -> None:
@@ -90,12 +91,12 @@ def _lock(target: Path) -> Iterator[None]:
         yield
 
 
-def _swap_in(candidate: Path, target: Path, files: Mapping[str, str]) -> None:
+def _swap_in(candidate: Path, target: Path, files: Mapping[str, str], manifest: bytes) -> None:
     beside, old = (target.parent / f".{target.name}.{word}" for word in ("next", "old"))
     _recover(target, beside, old)
     try:
         shutil.copytree(candidate, beside, symlinks=True, copy_function=_link_or_copy)
-        _verify(beside, files)
+        _verify(beside, files, manifest)
         _fsync_tree(beside)
         if not target.exists():
             os.rename(beside, target)
@@ -124,7 +125,9 @@ def _link_or_copy(source: str, goal: str) -> str:
     return str(shutil.copy2(source, goal))
 
 
-def _verify(bundle: Path, files: Mapping[str, str]) -> None:
+def _verify(bundle: Path, files: Mapping[str, str], manifest: bytes) -> None:
+    if (bundle / MANIFEST).read_bytes() != manifest:
+        raise BrokenTool(f"not promoted: {MANIFEST} changed while it was copied")
     paths = [path for path in bundle.rglob("*") if path.is_symlink() or not path.is_dir()]
     found = {path.relative_to(bundle).as_posix() for path in paths} - {MANIFEST}
     for name in sorted(found ^ files.keys()):
