@@ -1,7 +1,7 @@
 """RMSNorm with weight, `y = x / sqrt(mean(x^2) + eps) * weight`, over M rows of N values.
 
-Whole rows go to the cores in turns; the weight is sent once to all of them. Every step but the sum
-and the reciprocal root is truncated to bf16. Measured by Xilinx/mlir-air,
+Whole rows go to the cores in turns; the weight is sent once to all of them. The sum of squares
+and its reciprocal root are FP32, the root and both products are truncated to bf16. Measured by Xilinx/mlir-air,
 programming_examples/kernel_registry.
 """
 

@@ -49,8 +49,10 @@ template <class X> AIE_INLINE auto lane(const X &x, unsigned i) {
 }
 
 template <class R, class F> AIE_INLINE R build(F f) {
+    constexpr unsigned lanes = R::size();
     R out(blank);
-    for (unsigned i = 0; i < R::size(); ++i)
+    AIE_LANES
+    for (unsigned i = 0; i < lanes; ++i)
         out.lanes[i] = f(i);
     return out;
 }
@@ -188,8 +190,10 @@ template <class A, class B, class F> AIE_INLINE auto compare(const A &a, const B
     const operand<A, B> x(a);
     const operand<B, A> y(b);
     using W = work<element_of<meeting<A, B>>>;
-    mask<lanes_of<A, B>> out;
-    for (unsigned i = 0; i < out.size(); ++i)
+    constexpr unsigned lanes = lanes_of<A, B>;
+    mask<lanes> out;
+    AIE_LANES
+    for (unsigned i = 0; i < lanes; ++i)
         out.lanes[i] = f(static_cast<W>(lane(x, i)), static_cast<W>(lane(y, i)));
     return out;
 }
@@ -260,12 +264,15 @@ template <unsigned Group, class T, unsigned N, class F>
 AIE_INLINE work<T> reduce(const vector<T, N> &v, F f) {
     constexpr unsigned width = N < Group ? N : Group;
     work<T> total[width];
+    AIE_LANES
     for (unsigned i = 0; i < width; ++i)
         total[i] = static_cast<work<T>>(v.lanes[i]);
     for (unsigned start = width; start < N; start += width)
+        AIE_LANES
         for (unsigned i = 0; i < width; ++i)
             total[i] = f(total[i], static_cast<work<T>>(v.lanes[start + i]));
     for (unsigned half = width / 2; half > 0; half /= 2)
+        AIE_LANES
         for (unsigned i = 0; i < half; ++i)
             total[i] = f(total[i], total[i + half]);
     return total[0];
@@ -327,6 +334,7 @@ AIE_INLINE vector<T, N> shuffle_down_fill(const vector<T, N> &v, const vector<T,
 template <class T, unsigned N>
 AIE_INLINE auto interleave_zip(const vector<T, N> &a, const vector<T, N> &b, unsigned chunk) {
     vector<T, 2 * N> both(detail::blank);
+    AIE_LANES
     for (unsigned i = 0; i < 2 * N; ++i) {
         const unsigned place = i / (2 * chunk) * chunk + i % chunk;
         both.lanes[i] = (i / chunk) % 2 ? b.lanes[place] : a.lanes[place];

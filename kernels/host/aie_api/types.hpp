@@ -11,6 +11,14 @@
 #define AIE_VECTOR_LDST_ALIGN 64
 #define AIE_INLINE inline __attribute__((always_inline))
 
+// Before a loop over lanes. GCC would unroll one of 16 lanes or fewer before it looks for vectors, and
+// then find none.
+#if defined(__GNUC__) && !defined(__clang__)
+#define AIE_LANES _Pragma("GCC unroll 1") _Pragma("GCC ivdep")
+#else
+#define AIE_LANES
+#endif
+
 // Pipelining hints of the AIE compilers mean nothing to the host's.
 #define AIE_PREPARE_FOR_PIPELINING
 #define AIE_LOOP_RANGE(...)
@@ -95,10 +103,8 @@ AIE_INLINE std::uint16_t narrow(float value, const rounding &round) {
     const std::uint32_t bias = (round.negative & sign) | (round.positive & ~sign);
     const std::uint32_t high = bits >> 16;
     const std::uint32_t rounded = (bits + bias + ((high + round.odd) & round.parity)) >> 16;
-    // Infinity has no low bits to drop, and a NaN must stay one.
-    const bool special = (bits & 0x7f800000u) == 0x7f800000u;
-    const std::uint32_t kept = high | ((bits & 0x007fffffu) != 0 ? 0x40u : 0u);
-    return static_cast<std::uint16_t>(special ? kept : rounded);
+    // Infinity has no low bits, so no bias reaches its upper ones; a NaN is kept apart.
+    return static_cast<std::uint16_t>(value != value ? high | 0x40u : rounded);
 }
 
 [[noreturn]] inline void misaligned(const void *address, unsigned alignment) {

@@ -48,6 +48,7 @@ class alignas(detail::alignment_of(sizeof(T) * N)) vector {
     T lanes[N];
 
     AIE_INLINE vector() {
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i)
             lanes[i] = detail::poison<T>();
     }
@@ -68,11 +69,13 @@ class alignas(detail::alignment_of(sizeof(T) * N)) vector {
 
     template <unsigned M> AIE_INLINE vector<T, M> extract(unsigned index) const {
         vector<T, M> out(detail::blank);
+        AIE_LANES
         for (unsigned i = 0; i < M; ++i)
             out.lanes[i] = lanes[index * M + i];
         return out;
     }
     template <unsigned M> AIE_INLINE vector &insert(unsigned index, const vector<T, M> &part) {
+        AIE_LANES
         for (unsigned i = 0; i < M; ++i)
             lanes[index * M + i] = part.lanes[i];
         return *this;
@@ -84,6 +87,7 @@ class alignas(detail::alignment_of(sizeof(T) * N)) vector {
     }
     template <unsigned M> AIE_INLINE vector<T, M> grow_replicate() const {
         vector<T, M> out(detail::blank);
+        AIE_LANES
         for (unsigned i = 0; i < M; ++i)
             out.lanes[i] = lanes[i % N];
         return out;
@@ -105,6 +109,7 @@ template <unsigned N> class mask {
     AIE_INLINE void clear(unsigned i) { lanes[i] = false; }
     AIE_INLINE unsigned count() const {
         unsigned n = 0;
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i)
             n += lanes[i];
         return n;
@@ -127,6 +132,7 @@ template <unsigned N> class mask {
   private:
     template <class F> static AIE_INLINE mask combine(F f) {
         mask out;
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i)
             out.lanes[i] = f(i);
         return out;
@@ -139,6 +145,7 @@ template <class Tag, unsigned N> class alignas(64) accum {
     lane lanes[N];
 
     AIE_INLINE accum() {
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i)
             lanes[i] = detail::poison<lane>();
     }
@@ -154,6 +161,7 @@ template <class Tag, unsigned N> class alignas(64) accum {
     static constexpr unsigned size() { return N; }
 
     template <class T> AIE_INLINE void from_vector(const vector<T, N> &v, int shift = 0) {
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i) {
             if constexpr (std::is_integral_v<lane>)
                 lanes[i] = static_cast<lane>(v.lanes[i]) << shift;
@@ -165,6 +173,7 @@ template <class Tag, unsigned N> class alignas(64) accum {
     template <class T> AIE_INLINE vector<T, N> to_vector(int shift = 0) const {
         const detail::rounding round = detail::crRnd.round;
         vector<T, N> out(detail::blank);
+        AIE_LANES
         for (unsigned i = 0; i < N; ++i) {
             if constexpr (std::is_integral_v<lane>)
                 out.lanes[i] = static_cast<T>(lanes[i] >> shift);
@@ -181,11 +190,13 @@ template <class Tag, unsigned N> class alignas(64) accum {
     }
     template <unsigned M> AIE_INLINE accum<Tag, M> extract(unsigned index) const {
         accum<Tag, M> out(detail::blank);
+        AIE_LANES
         for (unsigned i = 0; i < M; ++i)
             out.lanes[i] = lanes[index * M + i];
         return out;
     }
     template <unsigned M> AIE_INLINE accum &insert(unsigned index, const accum<Tag, M> &part) {
+        AIE_LANES
         for (unsigned i = 0; i < M; ++i)
             lanes[index * M + i] = part.lanes[i];
         return *this;
