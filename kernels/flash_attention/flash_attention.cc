@@ -73,10 +73,26 @@ extern "C" void fa_begin(bfloat16 *__restrict o, bfloat16 *__restrict top,
   }
 }
 
+// Key blocks that this one lies after the query rows: `block` counts from the rows of the herd's
+// first column, a column's own rows are column % NUM_Q_TILES blocks further.
+static inline std::int32_t ahead(std::int32_t block, std::int32_t column) {
+  return block - column % NUM_Q_TILES;
+}
+
+// Whether the mask hides the whole block: it would change no statistic and no output, so the core
+// takes the load and computes nothing.
+static inline bool hidden(std::int32_t block, std::int32_t column) {
+  return CAUSAL && ahead(block, column) > 0;
+}
+
 // S[:, part] = Q K^T for load `part` of the block's keys.
 extern "C" void fa_scores(const bfloat16 *__restrict q, const bfloat16 *__restrict k,
-                          bfloat16 *__restrict s, std::int32_t part) {
+                          bfloat16 *__restrict s, std::int32_t part, std::int32_t block,
+                          std::int32_t column) {
   aie::set_rounding(aie::rounding_mode::conv_even);
+  if (hidden(block, column)) {
+    return;
+  }
   bfloat16 *__restrict out = s + part * (kChunk / HEAD_DIM) * kRows;
   for (unsigned n = 0; n < kKeyTiles; n += 2) {
     for (unsigned m = 0; m < kTiles; m += 2) {
@@ -101,18 +117,14 @@ extern "C" void fa_scores(const bfloat16 *__restrict q, const bfloat16 *__restri
   }
 }
 
-#if CAUSAL
-// Keys after the query become lowest(). `ahead` counts key blocks from the query's own.
-static inline void mask(bfloat16 *__restrict s, std::int32_t ahead) {
-  if (ahead < 0) {
-    return;
-  }
+// In the block of the query rows themselves, keys after the query become lowest().
+static inline void mask(bfloat16 *__restrict s) {
   const Tile limit = load(reinterpret_cast<const bfloat16 *>(kTriangle.limit));
   const Tile none = aie::concat(lowest(), lowest());
   for (unsigned n = 0; n < kTiles; ++n) {
     for (unsigned m = 0; m < kTiles; ++m) {
       bfloat16 *tile = s + (n * kTiles + m) * kTile;
-      if (ahead > 0 || n > m) {
+      if (n > m) {
         aie::store_v(tile, none);
       } else if (n == m) {
         aie::store_v(tile, aie::min(load(tile), limit));
@@ -120,7 +132,6 @@ static inline void mask(bfloat16 *__restrict s, std::int32_t ahead) {
     }
   }
 }
-#endif
 
 // Largest score of each row of S.
 static inline void row_max(const bfloat16 *__restrict s, bfloat16 *__restrict top) {
@@ -156,17 +167,17 @@ static inline void probabilities(bfloat16 *__restrict s, const bfloat16 *__restr
 }
 
 // One block of scores becomes probabilities; the running maximum and sum take it in. `factor` is
-// what the output so far has to be multiplied by. `block` counts key blocks from the query rows of
-// the herd's first column; a column's own rows are column % NUM_Q_TILES blocks further.
+// what the output so far has to be multiplied by.
 extern "C" void fa_softmax(bfloat16 *__restrict s, bfloat16 *__restrict top,
                            bfloat16 *__restrict sum, bfloat16 *__restrict factor,
                            std::int32_t block, std::int32_t column) {
   aie::set_rounding(aie::rounding_mode::conv_even);
-#if CAUSAL
-  mask(s, block - column % NUM_Q_TILES);
-#else
-  (void)block, (void)column;
-#endif
+  if (hidden(block, column)) {
+    return;
+  }
+  if (CAUSAL && ahead(block, column) == 0) {
+    mask(s);
+  }
   alignas(64) bfloat16 block_sum[kRows];
   row_max(s, factor);
   for (unsigned i = 0; i < kRows; i += 32) {
@@ -186,8 +197,11 @@ extern "C" void fa_softmax(bfloat16 *__restrict s, bfloat16 *__restrict top,
 // O[:, part] = O[:, part] * factor + P V for load `part` of the block's columns of V.
 extern "C" void fa_accumulate(bfloat16 *__restrict o, const bfloat16 *__restrict p,
                               const bfloat16 *__restrict v, const bfloat16 *__restrict factor,
-                              std::int32_t part) {
+                              std::int32_t part, std::int32_t block, std::int32_t column) {
   aie::set_rounding(aie::rounding_mode::conv_even);
+  if (hidden(block, column)) {
+    return;
+  }
   bfloat16 *__restrict out = o + part * kChunk;
   for (unsigned m = 0; m < kTiles; m += 2) {
     const Tile r0 = across(factor + m * 8), r1 = across(factor + m * 8 + 8);

@@ -3,8 +3,8 @@
 The structure is that of Xilinx/mlir-air, programming_examples/flash_attention: every column of the
 herd holds 64 query rows of one head, the four rows of a column are cascade stages that take a
 quarter of the keys each, in blocks of 64, and their results are merged down the column. A launch
-iteration covers `lqp` query rows of `heads_per_unroll` heads. Causal blocks are masked, never
-skipped.
+iteration covers `lqp` query rows of `heads_per_unroll` heads. Blocks that a causal mask
+hides are loaded like the others, as published; the cores compute nothing for them.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ def plan(shape: Mapping[str, Any], tile: Mapping[str, Any]) -> TilePlan:
 
 _FUNCTIONS = (
     ("fa_begin", ("bf16", "bf16", "bf16")),
-    ("fa_scores", ("const bf16", "const bf16", "bf16", "i32")),
+    ("fa_scores", ("const bf16", "const bf16", "bf16", "i32", "i32", "i32")),
     ("fa_softmax", ("bf16", "bf16", "bf16", "bf16", "i32", "i32")),
-    ("fa_accumulate", ("bf16", "const bf16", "const bf16", "const bf16", "i32")),
+    ("fa_accumulate", ("bf16", "const bf16", "const bf16", "const bf16", "i32", "i32", "i32")),
     (
         "fa_merge_statistics",
         ("bf16", "bf16", "const bf16", "const bf16", "bf16", "bf16"),
@@ -251,20 +251,21 @@ def _block(
     products = BLOCK * CHUNK
     steps: list[Step] = [*_fetch(shape, heads, "k", "K_l2"), *_fetch(shape, heads, "v", "V_l2")]
     keys = CHUNK // d
+    place = (ahead, X)  # tells a core where the block lies from its query rows
     for part in range(parts):
         # tiles [key][depth], each 8 keys x 8 depths: the core transposes them
         sizes, strides = (keys // 8, d // 8, 8, 8), (8 * d, 8, d, 1)
         steps += _pass_down(tile, heads, "K_l2", d, part * CHUNK, sizes, strides)
-        args = (Access("Q_l1"), Access("KV_l1"), Access("S_l1"), Affine(part))
+        args = (Access("Q_l1"), Access("KV_l1"), Access("S_l1"), Affine(part), *place)
         steps.append(Call("fa_scores", args, macs=products))
-    softmax = (Access("S_l1"), Access("top"), Access("sum"), Access("factor"), ahead, X)
+    softmax = (Access("S_l1"), Access("top"), Access("sum"), Access("factor"), *place)
     steps.append(Call("fa_softmax", softmax, elements=BLOCK * BLOCK))
     for part in range(parts):
         # tiles [column][key], each 8 keys x 8 columns
         sizes, strides = (8, BLOCK // 8, 8, 8), (8, 8 * d, d, 1)
         steps += _pass_down(tile, heads, "V_l2", d, part * BLOCK, sizes, strides)
         places = (Access("O_l1"), Access("S_l1"), Access("KV_l1"), Access("factor"))
-        steps.append(Call("fa_accumulate", (*places, Affine(part)), macs=products))
+        steps.append(Call("fa_accumulate", (*places, Affine(part), *place), macs=products))
     return tuple(steps)
 
 
