@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tilegate import schema
-from tilegate.digests import canonical, digest
+from tilegate.digests import digest
 from tilegate.errors import UserError, nearest
 from tilegate.settings import Config
 from tilegate.store import ROOT, default_cache
@@ -63,7 +63,9 @@ def choices(conf: Path = CONF) -> dict[str, list[str]]:
 
 def plain(part: Any) -> Any:
     """`part` of a configuration as plain JSON data (mappings, lists, scalars)."""
-    return json.loads(canonical(part))
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        part = dataclasses.asdict(part)
+    return json.loads(json.dumps(part))
 
 
 def show(config: Config) -> str:

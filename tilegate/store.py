@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tilegate.digests import Digests, canonical, digest, signature
+from tilegate.digests import RACY_NS, Digests, canonical, digest, signature
 from tilegate.errors import BrokenTool, GateFailed, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ class Store:
 
         Raises UserError when a source file cannot be read.
         """
-        needs = self._needs(node)
+        needs = self.needs(node)
         return None if needs is None else self._key(node, needs)
 
     def find(self, node: Node) -> Artifact | None:
@@ -145,7 +145,7 @@ class Store:
         disk is full or read-only, UserError when a source changed during the build, and whatever
         `node.build` raises; in each case nothing is published.
         """
-        needs = self._needs(node)
+        needs = self.needs(node)
         if needs is None:
             missing = ", ".join(need.name for need in node.needs if not self.find(need))
             raise BrokenTool(f"{node.name}: needs {missing}, not built")
@@ -160,16 +160,20 @@ class Store:
         self._found[node] = artifact
         if node.install and not (node.installed and node.installed(artifact)):
             node.install(artifact)
+            time.sleep(RACY_NS / 1e9)  # links made just now have touched the files' time stamps
+            self._read(node.kind, key)
         self.digests.save()
         return artifact
 
-    def remove(self, node: Node) -> list[Path]:
+    def remove(self, node: Node, *, dry: bool = False) -> list[Path]:
         """Delete the node's artifact: what its manifest records, then the emptied folders."""
         artifact = self.find(node)
         if artifact is None:
             return []
+        gone = [artifact.path / name for name in (*artifact.manifest["outputs"], MANIFEST)]
+        if dry:
+            return gone
         with _locked(self._lock_path(node.kind, artifact.key)):
-            gone = [artifact.path / name for name in (*artifact.manifest["outputs"], MANIFEST)]
             for path in gone:
                 path.unlink(missing_ok=True)
             folders = sorted({path.parent for path in gone}, reverse=True)
@@ -179,7 +183,8 @@ class Store:
         self._found.pop(node, None)
         return gone
 
-    def _needs(self, node: Node) -> dict[str, Artifact] | None:
+    def needs(self, node: Node) -> dict[str, Artifact] | None:
+        """The artifacts that the node needs, by name; None while one is not built."""
         found: dict[str, Artifact] = {}
         for need in node.needs:
             artifact = self.find(need)
@@ -193,12 +198,12 @@ class Store:
             "schema": SCHEMA,
             "kind": node.kind,
             "inputs": node.inputs,
-            "sources": self._sources(node),
+            "sources": self.sources(node),
             "needs": sorted([n.kind, n.name, needs[n.name].digest] for n in node.needs),
         }
         return digest(parts)[:KEY_DIGITS]
 
-    def _sources(self, node: Node) -> list[list[str]]:
+    def sources(self, node: Node) -> list[list[str]]:
         """[name, digest] of each source; names are relative, so that checkouts share a cache."""
         try:
             return sorted([_relative(path), self.digests.of(path)] for path in node.sources)
@@ -234,13 +239,13 @@ class Store:
         """Build under the key's lock: temp folder, outputs hashed and synced, one rename."""
         place = self.cache / node.kind / key
         temp = place.with_name(f".{key}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        sources = self._sources(node)
+        sources = self.sources(node)
         start = time.monotonic()
         try:
             temp.mkdir()
             build = Build(node, temp, needs, report)
             node.build(build)
-            if self._sources(node) != sources:
+            if self.sources(node) != sources:
                 raise UserError(f"{node.name}: a source file changed during the build; run again")
             outputs = _outputs(node.name, temp, self.digests)
             manifest = {

@@ -1,0 +1,59 @@
+"""The entry: compose the configuration, yield the tasks. Wiring only.
+
+doit deploy model=smollm2-1.7b tile.prefill.gate_up.tile_n=64
+python dodo.py -m tile.prefill.gate_up.tile_n=64,128
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import doit.loader
+
+from tilegate import tasks
+from tilegate.config import load, overrides_of
+from tilegate.errors import BrokenTool, UserError
+from tilegate.store import Store
+
+
+def _load() -> list[dict[str, Any]]:
+    """All tasks of this command line. Commands that build nothing need no graph."""
+    config = load(overrides_of(sys.argv[1:]), cwd=Path(doit.loader.initial_workdir or "."))
+    found = list(tasks.command_tasks(config))
+    command, names = tasks.selected(sys.argv[1:])
+    if command != "run" or not names or any(name not in tasks.COMMANDS for name in names):
+        from tilegate.graph import nodes
+
+        store = Store()
+        found += tasks.graph_tasks(store, nodes(config, store))
+    if command == "run":
+        tasks.check_names(names, [tasks.full_name(task) for task in found])
+    return found
+
+
+def task_all() -> Iterator[dict[str, Any]]:
+    """Every task."""
+    tasks.keep_notes_harmless()
+    yield from TASKS
+
+
+def _sweep() -> None:
+    raise UserError("sweeps (-m) are not built yet; run doit once per point, the cache is shared")
+
+
+def _fail(error: Exception) -> None:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+
+
+tasks.quiet_interrupt()
+try:
+    if __name__ == "__main__":
+        _sweep()
+    DOIT_CONFIG = tasks.doit_config()
+    TASKS = _load()
+except (UserError, BrokenTool) as error:
+    _fail(error)
