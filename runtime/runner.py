@@ -119,7 +119,7 @@ class Runner:
         return self._logits(last, capture)
 
     def decode(self, token: int, capture: Capture | None = None) -> Logits:
-        """Append one token; logits f32 [vocab] after it. Raises BundleError when the context is full."""
+        """Append one token; logits f32 [vocab] after it. BundleError: the context is full."""
         self._check([token])
         position, context = self.position, self.bundle.manifest.context
         if position >= context:
@@ -154,13 +154,18 @@ class Runner:
         return capture
 
     def start(self, ids: Sequence[int]) -> Logits:
-        """Logits after `ids`, by prefill, or by decode of what a longer conversation added."""
-        known = self.position
-        if len(ids) > max(self._prefill) and 0 < known < len(ids) and self.tokens == ids[:known]:
-            for token in ids[known:-1]:
-                self.decode(token)
-            return self.decode(ids[-1])
-        return self.prefill(ids)
+        """Logits after `ids`: by prefill, or for a conversation that outgrew the largest bucket by
+        decoding what the cache does not hold of it."""
+        self._check(ids)
+        known = 0
+        while known < min(self.position, len(ids) - 1) and self.tokens[known] == ids[known]:
+            known += 1
+        if len(ids) <= max(self._prefill) or not known:
+            return self.prefill(ids)
+        del self.tokens[known:]
+        for token in ids[known:-1]:
+            self.decode(token)
+        return self.decode(ids[-1])
 
     def generate(
         self,
