@@ -1,8 +1,8 @@
 """RMSNorm with weight, `y = x / sqrt(mean(x^2) + eps) * weight`, over M rows of N values.
 
-Whole rows go to the cores in turns; the weight is sent once to all of them. The sum of squares
-and its reciprocal root are FP32, the root and both products are truncated to bf16. Measured by Xilinx/mlir-air,
-programming_examples/kernel_registry.
+Whole rows go to the cores in turns; the weight is sent once to all of them. The sum of squares and
+its reciprocal root are FP32; the root and both products are truncated to bf16. Measured by
+Xilinx/mlir-air, programming_examples/kernel_registry.
 """
 
 from __future__ import annotations
