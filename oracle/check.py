@@ -37,7 +37,7 @@ def against_transformers(
     theirs, worst = [], 0.0
     with torch.inference_mode():
         for prompt, logits in zip(prompts, ours, strict=True):
-            want, continued = _run_reference(model, prompt, steps)
+            want, continued = run_reference(model, prompt, steps)
             worst = max(worst, max_abs(logits, want))
             theirs.append(continued)
     return {
@@ -51,21 +51,18 @@ def against_transformers(
     }
 
 
-def _run_reference(
+def run_reference(
     model: PreTrainedModel, prompt: Sequence[int], steps: int
 ) -> tuple[np.ndarray, list[int]]:
     """Logits [tokens, vocab] of the prompt, and the greedy continuation."""
     import torch
 
-    output = model(input_ids=torch.tensor([list(prompt)]), use_cache=True)
-    logits = output.logits[0].numpy()
-    tokens: list[int] = []
-    for step in range(steps):
-        if step:
-            last = torch.tensor([[tokens[-1]]])
-            output = model(input_ids=last, past_key_values=output.past_key_values, use_cache=True)
-        tokens.append(int(output.logits[0, -1].argmax()))
-    return logits, tokens
+    ids = torch.tensor([list(prompt)])
+    logits = model(input_ids=ids).logits[0].numpy()
+    whole = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=steps
+    )
+    return logits, whole[0, len(prompt) :].tolist()
 
 
 def reference_model(spec: ModelSpec, tensors: WeightSource) -> PreTrainedModel:

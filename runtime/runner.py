@@ -129,12 +129,7 @@ class Runner:
         x.host[0] = self._embedding[token]  # type: ignore[index]
         self.session.host_step("token")
         x.push()
-        for table in self._tables:
-            table.host[:] = self._rope[position]
-            table.push()
-        if self._position is not None:
-            self._position.host[0] = position
-            self._position.push()
+        self._place(position)
         for layer in range(len(phase.layers)):
             self._layer(phase, layer, capture)
             self.session.host_step("decode_layer")
@@ -151,6 +146,18 @@ class Runner:
         source.host[:] = x
         source.push()
         self._layer(phase, layer, capture)
+        return capture
+
+    def decode_block(
+        self, layer: int, x: npt.NDArray[np.uint16], position: int, capture: Capture
+    ) -> Capture:
+        """Run one layer's decode on x bf16 [dim] at `position`, on the cache as it is."""
+        source = self._decode.input(layer)
+        self.tokens = [self._pad] * position
+        source.host[0] = x
+        source.push()
+        self._place(position)
+        self._layer(self._decode, layer, capture)
         return capture
 
     def start(self, ids: Sequence[int]) -> Logits:
@@ -186,6 +193,15 @@ class Runner:
             yield token
             if index + 1 < limit:
                 logits = self.decode(token)
+
+    def _place(self, position: int) -> None:
+        """Tell the device which position the decoded token has."""
+        for table in self._tables:
+            table.host[:] = self._rope[position]
+            table.push()
+        if self._position is not None:
+            self._position.host[0] = position
+            self._position.push()
 
     def _phase(self, binder: Binder, scope: str, names: Sequence[str], bucket: int | None) -> Phase:
         shape = (bucket or 1, self.bundle.manifest.model.dim)

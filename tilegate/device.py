@@ -28,14 +28,18 @@ class Engine:
 
 @dataclass(frozen=True)
 class FunctionCost:
-    """Time of one core function: `call_us + macs / macs_per_us + elements / elements_per_us`.
+    """Time of one core function.
 
-    A rate of 0 means that the term is absent.
+    Per call: `call_us`, its multiply-accumulates, the elements it touches and the elements of the
+    buffer it updates, each over its rate (a rate of 0: no such term). `launch_us` falls due once
+    in a launch that uses the function.
     """
 
     call_us: float = 0.0
     macs_per_us: float = 0.0
     elements_per_us: float = 0.0
+    outputs_per_us: float = 0.0
+    launch_us: float = 0.0
 
 
 @dataclass(frozen=True)

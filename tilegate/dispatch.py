@@ -76,7 +76,7 @@ class Dispatch:
                 yield op, launch
 
 
-def solo(plan: TilePlan) -> Dispatch:
+def solo(plan: TilePlan, label: str = "") -> Dispatch:
     """A dispatch of one kernel: its tensors are the arguments, in the plan's order."""
     arguments = tuple(
         Argument(
@@ -90,7 +90,9 @@ def solo(plan: TilePlan) -> Dispatch:
         for t in plan.tensors
     )
     binding = tuple((t.name, i) for i, t in enumerate(plan.tensors))
-    return Dispatch(f"solo.{plan.op}", "solo", None, arguments, (Fused(plan.op, plan, binding),))
+    return Dispatch(
+        f"alone:{label or plan.op}", "solo", None, arguments, (Fused(plan.op, plan, binding),)
+    )
 
 
 def describe(dispatch: Dispatch) -> dict[str, Any]:

@@ -207,6 +207,22 @@ def compare_oracle(
     )
 
 
+def compare_exact(
+    gate: str, subject: str, candidate: Sequence[Any], reference: Sequence[Any], policy: Policy
+) -> Record:
+    """Token ids, names or lines that must be the same, one by one; an empty reference fails."""
+    reasons = [] if len(reference) else ["the reference is empty: nothing was compared"]
+    if list(candidate) != list(reference):
+        pairs = zip(candidate, reference, strict=False)
+        at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        seen = "its length" if at is None else f"entry {at} ({candidate[at]!r}, {reference[at]!r})"
+        reasons.append(f"{len(candidate)} entries, want {len(reference)}; differs in {seen}")
+    counts = {"expected": len(reference), "compared": len(candidate)}
+    verdict: Verdict = "fail" if reasons else "pass"
+    sides = (tuple(candidate), tuple(reference))
+    return _record(gate, subject, verdict, {}, {}, counts, sides, reasons, policy.digest)
+
+
 def compare_faster(
     gate: str,
     subject: str,

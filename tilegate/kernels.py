@@ -64,3 +64,9 @@ def contract(op: str) -> Contract:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return cast(Contract, module)
+
+
+def tier(op: str, tile: Mapping[str, Any]) -> str:
+    """The tolerance tier of a kernel in conf/gate: its `tier(tile)`, else its `TIER`."""
+    module: Any = contract(op)
+    return str(module.tier(tile) if hasattr(module, "tier") else module.TIER)

@@ -29,7 +29,15 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 1
 MANIFEST = "manifest.json"
 KEY_DIGITS = 32
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM}
+DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.ENOTDIR,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+}
 FULL_BYTES = 1 << 20
 
 

@@ -1,18 +1,68 @@
 """Predicted time of launches, plans and dispatches, derived from the plan alone.
 
-The model walks the step tree: bytes that cross DDR, multiply-accumulates and elements on the
-busiest core, iterations and L2 steps that cost a fixed overhead each. Its constants are in the
-device; nothing here is about one shape.
+`measure` reduces a launch to a few *stages*: loop bodies that load from DDR while the cores work on
+what was loaded before, and the serial remainder of each outer iteration. `price` turns them into
+microseconds with the constants of a device. Nothing here is about one shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from tilegate import rules
 from tilegate.device import Device, FunctionCost
-from tilegate.plan import Call, Copy, Launch, TilePlan, Visit, walk
+from tilegate.plan import Access, Call, Copy, Launch, Loop, Step, TilePlan, walk
+
+Regime = Literal["xclbin", "elf"]
+NO_COST = FunctionCost()
+
+
+@dataclass(frozen=True)
+class Calls:
+    """`count` calls of one core function on the busiest core, all alike."""
+
+    function: str
+    count: int
+    macs: int
+    elements: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One loop body, run `trips` times; bytes and calls are per trip, bytes of the whole array.
+
+    `kind`: `l1` DDR streams straight into the cores and overlaps with them, `l2` a step of a loop
+    that fills the memory tiles (overlaps too), `panel` a whole iteration that fills a memory tile
+    without ping-pong, `serial` what an outer iteration does outside of its stages.
+    `column_bursts` counts separate runs of streams that differ from column to column, `bursts` the
+    most runs that one stream of another kind sends; `sends` the bytes of the busiest broadcast.
+    """
+
+    kind: Literal["l1", "l2", "panel", "serial"]
+    trips: int
+    read_bytes: int = 0
+    write_bytes: int = 0
+    column_bursts: int = 0
+    bursts: int = 0
+    sends: int = 0
+    calls: tuple[Calls, ...] = ()
+
+
+@dataclass(frozen=True)
+class Work:
+    """A launch reduced to what its time depends on."""
+
+    name: str
+    cores: int
+    stages: tuple[Stage, ...]
+    rounds: int  # outer iterations, each with a serial part
+    alone: bool  # the outermost loop runs once: nothing is fetched ahead for a next round
+    macs: int
+    functions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -40,123 +90,203 @@ class DispatchTime:
     launches: tuple[LaunchTime, ...]
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a launch does, counted from its plan: per core, per DDR direction, per loop level."""
-
-    core_us: float
-    macs: int
-    read_bytes: int
-    write_bytes: int
-    burst_reads: int
-    iterations: int
-    l2_steps: int
-    cores: int
-
-
-def measure(launch: Launch, device: Device) -> Work:
-    """Count the work of a launch."""
-    places = rules.levels(launch)
-    per_row = [0.0] * launch.rows
-    macs = read = write = bursts = 0
-    iterations, l2_steps = 1, 0
+@functools.lru_cache(maxsize=4096)
+def measure(launch: Launch) -> Work:
+    """Count the work of a launch, independent of any device's rates."""
+    stages = tuple(_stages(launch, launch.body, 1, "launch"))
+    macs = 0
     for visit in walk(launch.body):
-        step, trips = visit.step, visit.trips
-        if isinstance(step, Call):
-            us, count = _call_us(step, device) * trips, 0
-            for row in range(*(step.rows or (0, launch.rows))):
-                per_row[row] += us
-                count += launch.cols
-            macs += step.macs * trips * count
-            continue
-        source, target = places[step.src.target], places[step.dst.target]
-        elements = 1
-        for size in step.sizes:
-            elements *= size
-        total = elements * trips * rules.instances(step.over, launch)
-        if source[0] == 3:
-            read += total * source[1]
-            bursts += total // _run(step)
-            l2_steps = max(l2_steps, trips if target[0] == 2 else 0)
-        if target[0] == 3:
-            write += total * target[1]
-        if 3 in (source[0], target[0]):
-            iterations = max(iterations, _outer(visit))
+        if isinstance(visit.step, Call) and visit.step.macs:
+            low, high = visit.step.rows or (0, launch.rows)
+            macs += visit.step.macs * visit.trips * launch.cols * (high - low)
+    first = launch.body[0] if launch.body else None
+    alone = isinstance(first, Loop) and first.count == 1
+    rounds = max((s.trips for s in stages if s.kind == "serial"), default=1)
+    functions = tuple(name for name, _ in launch.object.functions)
     cores = launch.cols * launch.rows
-    return Work(max(per_row), macs, read, write, bursts, iterations, l2_steps, cores)
+    return Work(launch.name, cores, stages, rounds, alone, macs, functions)
+
+
+def _stages(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Iterator[Stage]:
+    """The stages of a loop body that runs `trips` times."""
+    loops = [s for s in body if isinstance(s, Loop) and _fetches(launch, s)]
+    if not loops:
+        yield _stage(launch, body, trips, level)
+        return
+    rest = tuple(step for step in body if step not in loops)
+    if rest:
+        yield _stage(launch, rest, trips, "serial")
+    for loop in loops:
+        yield from _stages(launch, loop.body, trips * loop.count, loop.level)
+
+
+def _fetches(launch: Launch, step: Step) -> bool:
+    """Whether a step moves data from or to DDR, vectors sent to all cores aside."""
+    tensors = {t.name for t in launch.tensors}
+    return any(
+        isinstance(v.step, Copy) and v.step.over and tensors & {v.step.src.target, v.step.dst.target}
+        for v in walk((step,))
+    )
+
+
+def _stage(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Stage:
+    places = rules.levels(launch)
+    read = write = column_bursts = bursts = sends = 0
+    calls: list[Calls] = []
+    through_l2 = False
+    for visit in walk(tuple(body)):
+        step, times = visit.step, visit.trips
+        if isinstance(step, Call):
+            calls.append(_calls(launch, step, times))
+            continue
+        source, target = places[step.src.target][0], places[step.dst.target][0]
+        if 3 not in (source, target):
+            continue
+        elements, run = _extent(step)
+        streams = rules.instances(step.over, launch)
+        size = elements * times * streams * places[step.src.target][1]
+        if target == 3:
+            write += size
+            continue
+        read += size
+        through_l2 = through_l2 or target == 2
+        if step.over == ("x",):
+            column_bursts += elements // run * times * streams
+        elif step.over:
+            bursts = max(bursts, elements // run * times)
+        else:
+            sends = max(sends, size)
+    kind: Literal["l1", "l2", "panel", "serial"] = "l1"
+    if level == "serial":
+        kind = "serial"
+    elif through_l2:
+        kind = "l2" if level == "segment" else "panel"
+    return Stage(kind, trips, read, write, column_bursts, bursts, sends, tuple(calls))
+
+
+def _calls(launch: Launch, call: Call, times: int) -> Calls:
+    """A call with its cost key: the function, and `.bf16` where it accumulates in bf16."""
+    buffers = {b.name: b for b in launch.buffers}
+    types = dict(launch.object.functions).get(call.function, ())
+    updated = ""
+    for place, arg in enumerate(call.args):
+        constant = place < len(types) and types[place].startswith("const")
+        if isinstance(arg, Access) and not constant:
+            updated = arg.target
+    key = call.function
+    if call.macs and updated and buffers[updated].dtype == "bf16":
+        key += ".bf16"
+    outputs = buffers[updated].elements if updated else 0
+    return Calls(key, times, call.macs, call.elements, outputs)
+
+
+def _extent(step: Copy) -> tuple[int, int]:
+    """Elements of a copy, and the length of a contiguous run on its source."""
+    elements = 1
+    for size in step.sizes:
+        elements *= size
+    dims = rules.fold(step.sizes, step.src.strides)
+    run = dims[-1][0] if dims and dims[-1][1] == 1 else 1
+    return elements, run
+
+
+def price(work: Work, device: Device) -> LaunchTime:
+    """Time of a launch on a device, without floors and reconfiguration."""
+    total = sum(_function(name, device).launch_us for name in work.functions)
+    if any(stage.kind == "l1" for stage in work.stages):
+        total += device.constant("stream_us")
+    core = ddr = 0.0
+    for stage in work.stages:
+        busy, moved, extra = _stage_us(stage, device)
+        core += busy * stage.trips
+        ddr += moved * stage.trips
+        overlapped = stage.kind in ("l1", "l2")
+        total += ((max(busy, moved) if overlapped else busy + moved) + extra) * stage.trips
+        if work.alone and stage.kind == "l2":
+            first = device.constant("alone_fill") * min(busy, moved)
+            total += (device.constant("alone_us") + first) * work.rounds
+    read = sum(s.read_bytes * s.trips for s in work.stages)
+    write = sum(s.write_bytes * s.trips for s in work.stages)
+    overhead = max(0.0, total - max(core, ddr))
+    shares = {"core": core, "ddr": ddr, "overhead": overhead}
+    bound = max(shares, key=lambda name: shares[name])
+    used = max(core, ddr) / total if total else 0.0
+    return LaunchTime(
+        work.name, total, bound, core, ddr, overhead, read, write, work.macs, used
+    )
+
+
+def _stage_us(stage: Stage, device: Device) -> tuple[float, float, float]:
+    """(core, DDR, overhead) microseconds of one trip."""
+    constant = device.constant
+    core = sum(_calls_us(c, device) for c in stage.calls)
+    lost = stage.column_bursts * constant("burst_bytes")
+    if stage.kind == "serial":
+        moved = (stage.read_bytes + lost) / (device.dram_read_gbps * 1e3)
+        moved += stage.write_bytes / (constant("drain_gbps") * 1e3)
+        return core, moved, 0.0
+    if stage.kind == "panel":
+        moved = stage.read_bytes / (device.dram_read_gbps * 1e3)
+        return core, moved, constant("panel_us") + stage.sends / (constant("send_gbps") * 1e3)
+    if stage.kind == "l1":
+        moved = (stage.read_bytes + stage.write_bytes) / (device.dram_gbps * 1e3)
+        return core, moved, 0.0
+    moved = (stage.read_bytes + lost) / (constant("fill_gbps") * 1e3)
+    moved = max(moved, stage.bursts * constant("burst_us"))
+    return core, moved, constant("l2_step_us")
+
+
+def _calls_us(calls: Calls, device: Device) -> float:
+    cost = _function(calls.function, device)
+    us = cost.call_us
+    for amount, rate in (
+        (calls.macs, cost.macs_per_us),
+        (calls.elements, cost.elements_per_us),
+        (calls.outputs, cost.outputs_per_us),
+    ):
+        us += amount / rate if rate else 0.0
+    return us * calls.count
+
+
+def _function(name: str, device: Device) -> FunctionCost:
+    """The cost of a function; `name.bf16` is `name` where the device makes no difference."""
+    for key in (name, name.partition(".")[0], "default"):
+        if key in device.functions:
+            return device.functions[key]
+    return NO_COST
 
 
 def predict_launch(launch: Launch, device: Device) -> LaunchTime:
-    """Time of a launch alone, without the floor of its dispatch."""
-    work = measure(launch, device)
-    lost = work.burst_reads * device.constant("burst_bytes")
-    ddr = (
-        max(
-            (work.read_bytes + work.write_bytes + lost) / device.dram_gbps,
-            (work.read_bytes + lost) / device.dram_read_gbps,
-        )
-        / 1e3
-    )
-    overhead = (
-        device.constant("launch_floor_us")
-        + work.iterations * device.constant("iteration_us")
-        + work.l2_steps * device.constant("l2_step_us")
-    )
-    busy = max(work.core_us, ddr)
-    us = overhead + busy
-    names = {"core": work.core_us, "ddr": ddr, "overhead": overhead}
-    bound = max(names, key=lambda name: names[name])
-    return LaunchTime(
-        launch.name,
-        us,
-        bound,
-        work.core_us,
-        ddr,
-        overhead,
-        work.read_bytes,
-        work.write_bytes,
-        work.macs,
-        busy / us if us else 0.0,
-    )
+    """Time of a launch without the floor of its dispatch or its reconfiguration."""
+    return price(measure(launch), device)
 
 
 def predict_plan(plan: TilePlan, device: Device) -> DispatchTime:
-    """Time of one kernel dispatched alone, host to host."""
-    return predict_dispatch([plan], device)
+    """Time of one kernel dispatched alone, host to host: more than one launch needs an ELF."""
+    return predict_dispatch([plan], device, "xclbin" if len(plan.launches) == 1 else "elf")
 
 
-def predict_dispatch(plans: Sequence[TilePlan], device: Device) -> DispatchTime:
-    """NPU time of one dispatch: every launch after the first reconfigures the array."""
-    launches = [launch for plan in plans for launch in plan.launches]
-    times = tuple(predict_launch(launch, device) for launch in launches)
-    floor = device.constant("dispatch_floor_us") + sum(
-        device.constant("reconfigure_us")
-        + device.constant("reconfigure_core_us") * launch.cols * launch.rows
-        for launch in launches[1:]
-    )
+def predict_dispatch(
+    plans: Sequence[TilePlan], device: Device, regime: Regime = "elf"
+) -> DispatchTime:
+    """NPU time of one dispatch.
+
+    In an `elf` every launch reconfigures the array, the more the more cores it covers; an `xclbin`
+    is loaded before and holds a single launch, so each of several pays a dispatch of its own.
+    """
+    return price_dispatch([measure(x) for plan in plans for x in plan.launches], device, regime)
+
+
+def price_dispatch(works: Sequence[Work], device: Device, regime: Regime) -> DispatchTime:
+    """Time of the launches of a dispatch, with its floors."""
+    times = tuple(price(work, device) for work in works)
+    if regime == "xclbin":
+        floor = device.constant("dispatch_floor_us") * len(works)
+    else:
+        floor = device.constant("elf_floor_us") + sum(reconfigure_us(w, device) for w in works)
     return DispatchTime(floor + sum(t.us for t in times), floor, times)
 
 
-def _call_us(call: Call, device: Device) -> float:
-    cost = device.functions.get(call.function) or device.functions.get("default", FunctionCost())
-    us = cost.call_us
-    if call.macs and cost.macs_per_us:
-        us += call.macs / cost.macs_per_us
-    if call.elements and cost.elements_per_us:
-        us += call.elements / cost.elements_per_us
-    return us
-
-
-def _run(step: Copy) -> int:
-    """Contiguous elements of a copy's DDR side, at least 1."""
-    dims = rules.fold(step.sizes, step.src.strides)
-    return dims[-1][0] if dims and dims[-1][1] == 1 else 1
-
-
-def _outer(visit: Visit) -> int:
-    """Iterations of the loops that the launch itself runs around a step."""
-    count = 1
-    for _, trips, level in visit.loops:
-        if level == "launch":
-            count *= trips
-    return count
+def reconfigure_us(work: Work, device: Device) -> float:
+    """Time to load a launch's configuration inside an ELF."""
+    return device.constant("reconfigure_us") + device.constant("reconfigure_core_us") * work.cores

@@ -1,0 +1,144 @@
+"""Phase 1: every kernel, alone, against its FP32 reference on random and on real inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilegate import gate, kernels, policy, records, solo
+from tilegate.config import plain
+from tilegate.deployment import Planned
+from tilegate.dispatch import dispatch_node
+from tilegate.dispatch import solo as alone
+from tilegate.graph import Graph
+from tilegate.model import Phase
+from tilegate.plan import TilePlan
+from tilegate.real import Real
+from tilegate.store import Build, Node
+
+CALLS = 3  # many faults show only from the second call on
+LAYER = 0  # the block gate sees others
+LEAST_ROWS = 32  # a single row's scalar rounding says nothing about the mean
+
+
+def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
+    """kernel:*, dispatch:alone:* and gate:kernel:* for each distinct op, shape and tile."""
+    config = graph.config
+    rules = policy.load(config.gate)
+    phases = {phase.name: phase for phase in graph.deployment.phases}
+    for plan, uses in graph.deployment.kernels().items():
+        tier = kernels.tier(plan.op, dict(plan.tile))
+        label = label_of(plan)
+        placed = tuple((use, phases[use.phase]) for use in uses)
+        link = dispatch_node(alone(plan, label), f"link {plan.op} alone for its gate")
+        yield link
+        yield Node(
+            name=f"gate:kernel:{label}",
+            kind="gate",
+            doc=f"{', '.join(f'{use.phase}.{use.op.name}' for use in uses)}",
+            inputs={
+                "model": plain(config.model),
+                "plan": repr(plan),
+                "uses": [[use.phase, use.op] for use in uses],
+                "tier": rules.tiers[tier],
+                "policy": rules.digest,
+            },
+            needs=(link, graph["oracle"], graph["weights:device"], graph["gate:oracle"]),
+            build=functools.partial(_gate, plan, placed, tier, config.gate),
+            sources=(Path(__file__), kernels.folder(plan.op) / "kernel.py"),
+        )
+
+
+def label_of(plan: TilePlan) -> str:
+    """Op, shape and tile in a task name: letters, digits, dots and dashes."""
+    words = [f"{name}{_word(value)}" for name, value in (*plan.shape, *plan.tile)]
+    return f"{plan.op}.{'.'.join(words)}"
+
+
+def _word(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _gate(
+    plan: TilePlan,
+    uses: tuple[tuple[Planned, Phase], ...],
+    tier: str,
+    raw: Mapping[str, Any],
+    build: Build,
+) -> None:
+    import numpy as np
+
+    rules = policy.load(raw)
+    model = build.inputs["model"]
+    link = next(need for need in build.needs.values() if need.path.parent.name == "dispatch")
+    run = solo.runner(plan, link)
+    contract = kernels.contract(plan.op)
+    shape = dict(plan.shape)
+    found, expected = [], 0
+
+    rows = min(t.elements // t.shape[-1] for t in plan.tensors if t.role == "out")
+    calls = max(CALLS, -(-LEAST_ROWS // rows))
+    drawn = [contract.inputs(shape, np.random.default_rng(seed)) for seed in range(calls)]
+    pairs = [_pair(contract, plan, run, operands) for operands in drawn]
+    for name in pairs[0][0]:
+        candidate = np.concatenate([out[name].reshape(-1, out[name].shape[-1]) for out, _ in pairs])
+        reference = np.concatenate([ref[name].reshape(-1, ref[name].shape[-1]) for _, ref in pairs])
+        found.append(
+            gate.compare_tensors(
+                "kernel",
+                f"{plan.op} random",
+                candidate,
+                reference,
+                rules.tier(tier),
+                reference.size,
+            )
+        )
+        expected += 1
+
+    real = Real(model, build.need("oracle").path, build.need("weights:device").path)
+    for use, phase in uses:
+        operands, keep = real.operands(use.op, phase, LAYER)
+        out, ref = _pair(contract, plan, run, operands)
+        shape_of = {operand: phase.values[name].shape for operand, name in use.op.bind}
+        for name in out:
+            candidate, reference = (
+                side[name].reshape(shape_of[name])[:keep] for side in (out, ref)
+            )
+            subject = f"{use.phase}.{use.op.name} real"
+            found.append(
+                gate.compare_tensors(
+                    "kernel",
+                    subject,
+                    candidate,
+                    reference,
+                    rules.tier(tier, "real"),
+                    reference.size,
+                )
+            )
+        expected += len(out)
+    records.settle(build, model["name"], found, expected)
+
+
+def _pair(contract: Any, plan: TilePlan, run: Any, operands: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Outputs of the kernel and of its reference on the same, bf16-rounded operands."""
+    import ml_dtypes
+    import numpy as np
+
+    dtypes = {t.name: t.dtype for t in plan.tensors}
+    rounded = {
+        name: np.asarray(value).astype(ml_dtypes.bfloat16).astype(np.float32)
+        if dtypes[name] == "bf16"
+        else np.asarray(value)
+        for name, value in operands.items()
+    }
+    out = run(rounded)
+    truth = contract.reference(dict(plan.shape), rounded)
+    shaped = {}
+    for name, value in truth.items():
+        reference = np.asarray(value, np.float32).reshape(out[name].shape)
+        if dtypes[name] == "bf16":
+            reference = reference.astype(ml_dtypes.bfloat16).astype(np.float32)
+        shaped[name] = reference
+    return out, shaped

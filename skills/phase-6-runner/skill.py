@@ -1,0 +1,190 @@
+"""Phase 6: the runner as people will use it, then promotion of exactly what was gated."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tilegate import bundle, gate, policy, records
+from tilegate.config import plain
+from tilegate.deployment import Deployment
+from tilegate.errors import BrokenTool
+from tilegate.graph import Graph
+from tilegate.promote import REHEARSAL, promote
+from tilegate.store import ROOT, Artifact, Build, Node
+
+DEPLOY = ROOT / "build" / "deploy"
+TIMEOUT_S = 1800
+
+
+def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
+    """gate:runner and deploy."""
+    config = graph.config
+    check = Node(
+        name="gate:runner",
+        kind="gate",
+        doc="the bundle's own command, moved elsewhere, in a process of its own",
+        inputs={
+            "policy": plain(config.gate),
+            "model": config.model.name,
+            "fault": config.fault if config.fault == "bundle_byte" else None,
+        },
+        needs=(graph["runner"], graph["gate:model"]),
+        build=_gate,
+        sources=(Path(__file__),),
+    )
+    yield check
+    gates = [node for node in graph.of_kind("gate") if node is not check]
+    yield Node(
+        name="deploy",
+        kind="deploy",
+        doc=f"promote the gated bundle to build/deploy/{config.model.name}",
+        inputs={"config": bundle.portable(plain(config)), "fault": config.fault},
+        needs=(graph["runner"], graph["weights"], *gates, check),
+        build=functools.partial(_deploy, graph.deployment),
+        install=functools.partial(_promote, config.model.name),
+        installed=functools.partial(_promoted, config.model.name),
+        sources=(Path(bundle.__file__),),
+    )
+
+
+def _gate(build: Build) -> None:
+    """Token ids, digests and times as the `run` of a moved copy gives them."""
+    rules = policy.load(build.inputs["policy"])
+    generated = json.loads(build.need("gate:model").file("generated.json").read_text())
+    staged = build.need("runner").path / "bundle"
+    stops = _stop_ids(staged)
+    found = []
+    with tempfile.TemporaryDirectory(dir=build.out.parent, prefix=".moved-") as place:
+        moved = Path(place) / "elsewhere"
+        shutil.copytree(staged, moved, copy_function=_link)
+        if build.inputs["fault"] == "bundle_byte":
+            _flip(next(moved.glob("dispatches/*/dispatch.so")))
+        for number, entry in enumerate(generated):
+            build.progress(f"prompt {number + 1} of {len(generated)}")
+            ids = Path(place) / "ids.json"
+            ids.write_text(json.dumps(entry["prompt"]))
+            wanted = _until_stop(entry["tokens"], stops)
+            limit = str(len(entry["tokens"]))
+            status, text = _run(moved, "--ids", str(ids), "--max-tokens", limit, "--json")
+            got = json.loads(text)["ids"] if status == 0 else []
+            found.append(gate.compare_exact("runner", f"prompt {number}", got, wanted, rules))
+        status, text = _run(moved, "verify")
+        got = [f"exit status {status}", *(text.splitlines() if status else [])]
+        found.append(gate.compare_exact("runner", "verify", got, ["exit status 0"], rules))
+        status, text = _run(moved, "bench", "--json", "--decode-tokens", "4")
+        times = json.loads(text) if status == 0 else {}
+        names = ["ttft_ms", "tpot_ms"]
+        got = [name for name in names if _positive(times.get(name))]
+        found.append(gate.compare_exact("runner", "bench", got, names, rules))
+    records.settle(build, build.inputs["model"], found, len(generated) + 2)
+
+
+def _stop_ids(folder: Path) -> frozenset[int]:
+    document = json.loads((folder / "manifest.json").read_text())
+    return frozenset(document["tokenizer"]["eos_ids"])
+
+
+def _until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
+    at = next((i for i, token in enumerate(tokens) if token in stops), len(tokens))
+    return tokens[:at]
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 < value < math.inf
+
+
+def _run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and standard output of the bundle's command, in a clean environment."""
+    kept = ("PATH", "HOME", "TMPDIR", "LANG", "TILEGATE_THREADS")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment["TILEGATE_PYTHON"] = sys.executable
+    command = [str(folder / bundle.EXECUTABLE), "--allow-rehearsal", *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BrokenTool(f"gate:runner: the bundle's command did not end: {error}") from None
+    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _flip(path: Path) -> None:
+    """The fault `bundle_byte`: one bit of a copy, never of the linked original."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def _link(source: str, target: str) -> str:
+    try:
+        os.link(source, target)
+        return target
+    except OSError:
+        return str(shutil.copy2(source, target))
+
+
+def _deploy(deployment: Deployment, build: Build) -> None:
+    """The final bundle: the gated files, and a manifest that carries the gates' records."""
+    fault = build.inputs["fault"]
+    if fault:
+        raise BrokenTool(f"fault={fault} was injected and no gate caught it: nothing is promoted")
+    folder = build.out / "bundle"
+    shutil.copytree(build.need("runner").path / "bundle", folder, copy_function=_link)
+    (folder / "manifest.json").unlink()
+    weights = json.loads(build.need("weights").file("weights.json").read_text())
+    provenance = {
+        name: {"key": artifact.key, "digest": artifact.digest, "needs": artifact.manifest["needs"]}
+        for name, artifact in build.needs.items()
+    }
+    gates = [
+        {"task": name, **record}
+        for name, artifact in sorted(build.needs.items())
+        if name.startswith("gate:")
+        for record in records.read(artifact)
+    ]
+    sealed = bundle.manifest(deployment, folder, weights, provenance, gates)
+    (folder / "manifest.json").write_bytes(sealed)
+
+
+def target_of(model: str, artifact: Artifact) -> Path:
+    """Where the bundle belongs: rehearsals stay apart from what answers people."""
+    document = json.loads(artifact.file("bundle/manifest.json").read_text())
+    rehearsal = document["weights"]["kind"] == "rehearsal"
+    return DEPLOY / (model + (REHEARSAL if rehearsal else ""))
+
+
+def _promote(model: str, artifact: Artifact) -> None:
+    target = target_of(model, artifact)
+    promote(artifact.path / "bundle", target)
+    (target / "python.hint").write_text(sys.executable + "\n")
+
+
+def _promoted(model: str, artifact: Artifact) -> bool:
+    """Whether exactly this bundle stands at its place, every file with its size."""
+    target = target_of(model, artifact)
+    sealed = artifact.file("bundle/manifest.json").read_bytes()
+    try:
+        if (target / "manifest.json").read_bytes() != sealed:
+            return False
+        sizes = json.loads(sealed)["sizes"]
+        return all((target / name).stat().st_size == size for name, size in sizes.items())
+    except OSError:
+        return False

@@ -1,0 +1,108 @@
+"""Published measurements and how their names map onto our contracts: here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tilegate import kernels
+from tilegate.plan import Access, Buffer, Call, Copy, CoreObject, Launch, Loop, Tensor, TilePlan, X, Y
+from tilegate.plan import freeze, var
+
+TABLE = Path(__file__).resolve().parent / "data" / "npu2_measured.yaml"
+
+# their op -> (our op, their shape field -> ours, constants of ours)
+OPS: dict[str, tuple[str, dict[str, str], dict[str, Any]]] = {
+    "gemm": ("gemm", {"M": "M", "K": "K", "N": "N"}, {}),
+    "gemv": ("gemv", {"M": "M", "K": "K"}, {}),
+    "rmsnorm": ("rms_norm", {"M": "M", "N": "N"}, {"eps": 1e-5}),
+    "rope": ("rope", {"rows": "R", "head_dim": "head_dim"}, {}),
+    "silu_mul": ("silu_mul", {"N": "N"}, {}),
+    "eltwise_add": ("add", {"N": "N"}, {"M": 1, "broadcast": False}),
+    "bias_add": ("add", {"M": "M", "N": "N"}, {"broadcast": True}),
+    "flash_attention": (
+        "flash_attention",
+        {
+            "lq": "S",
+            "heads_q": "heads",
+            "heads_kv": "kv_heads",
+            "dk": "head_dim",
+            "causal": "causal",
+        },
+        {},
+    ),
+}
+TILES = {
+    "num_heads_per_unroll": "heads_per_unroll",
+    "num_cascade_stages": "stages",
+}
+HERDS = (("herd_m", "herd_n"), ("herd_x", "herd_y"))
+# Ops of the table without a kernel here: inputs and core function, for the timing model alone.
+STREAMS = {"gelu": (1, "gelu_tile"), "layernorm": (1, "layer_norm_row")}
+NOT_FITTED = {"ab", "anomaly", "ambiguous"}
+
+
+def load(path: Path = TABLE) -> list[dict[str, Any]]:
+    """The records of a file of measurements."""
+    import yaml
+
+    with path.open() as stream:
+        table = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return list(table["records"])
+
+
+def translate(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]] | None:
+    """(op, shape, tile) in our names, or None where no kernel of ours does that op."""
+    if row["op"] not in OPS:
+        return None
+    op, fields, constants = OPS[row["op"]]
+    contract = kernels.contract(op)
+    shape = {ours: row[theirs] for theirs, ours in fields.items()} | constants
+    given = {TILES.get(name, name): value for name, value in row["config"].items()}
+    if "method" in row:
+        given["method"] = row["method"]
+    for cols, rows in HERDS:
+        if cols in given and cols not in contract.TILE_FIELDS:
+            given["herd"] = (given[cols], given.get(rows, 1))
+    if row["op"] == "bias_add":
+        given.setdefault("tile_n", row["N"])
+    return op, shape, {name: given[name] for name in contract.TILE_FIELDS if name in given}
+
+
+def plan(row: Mapping[str, Any]) -> TilePlan | None:
+    """The plan of a measured kernel, or None (dispatches and models have none)."""
+    if row["op"] in STREAMS:
+        return _stream(row)
+    named = translate(row)
+    if named is None:
+        return None
+    op, shape, tile = named
+    if op == "flash_attention":  # heads or query tiles side by side: the same rounds and blocks
+        wide = tile["num_q_tiles"] * tile["heads_per_unroll"]
+        tile = {**tile, "lqp": 64 * wide, "num_q_tiles": wide, "heads_per_unroll": 1}
+    return kernels.contract(op).plan(shape, tile)
+
+
+def _stream(row: Mapping[str, Any]) -> TilePlan:
+    """One flat stream in and one out through a core function."""
+    inputs, function = STREAMS[row["op"]]
+    config = row["config"]
+    cols, rows = config["herd_x"], config.get("herd_y", 1)
+    total = row["N"] * row.get("M", 1)
+    tile = config.get("tile_n", row["N"])
+    place = (var("i") * (cols * rows) + X * rows + Y) * tile
+    dense = (1,)
+    names = [f"in{n}" for n in range(inputs)]
+    loads = tuple(
+        Copy(Access(n, place, dense), Access(n + "_l1", strides=dense), (tile,)) for n in names
+    )
+    call = Call(function, tuple(Access(n + "_l1") for n in (*names, "out")), elements=tile)
+    store = Copy(Access("out_l1", strides=dense), Access("out", place, dense), (tile,))
+    loop = Loop("i", total // (tile * cols * rows), (*loads, call, store))
+    tensors = (*(Tensor(n, "in", (total,)) for n in names), Tensor("out", "out", (total,)))
+    buffers = tuple(Buffer(n + "_l1", 1, (tile,), depth=2) for n in (*names, "out"))
+    core = CoreObject("", (), ((function, ()),))
+    launch = Launch(row["op"], tensors, buffers, cols, rows, (loop,), core)
+    shape = {"N": row["N"], "M": row.get("M", 1)}
+    return TilePlan(row["op"], freeze(shape), freeze(config), tensors, (launch,))
