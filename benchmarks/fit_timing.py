@@ -1,0 +1,273 @@
+"""Fit the constants of the timing model to the published measurements, and say how well they hold.
+
+    python benchmarks/fit_timing.py            errors of conf/device/npu2.yaml as it stands
+    python benchmarks/fit_timing.py --fit      fit, print the constants and the errors
+    python benchmarks/fit_timing.py --write    fit, and write the constants into the file
+    python benchmarks/fit_timing.py --loso     fit, also leaving one shape out at a time
+
+Errors are |predicted / measured - 1| as median / p90 / max. The fit minimises a robust sum of log
+ratios by damped least squares on the logarithms of the constants. Repeats of one kernel on hardware
+differ by 1 to 11 %, so nothing far below a 3 % median would be honest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tilegate import device as devices
+from tilegate import measured, timing
+from tilegate.device import Device, FunctionCost
+
+SCALE = 0.03  # errors below the noise of the measurements count quadratically, above it linearly
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement with its plan reduced to work."""
+
+    id: str
+    shape: str
+    us: float
+    regime: str
+    works: tuple[timing.Work, ...]
+
+    def predict(self, device: Device) -> float:
+        if self.regime == "elf-insitu":  # the slope of replicated launches: no dispatch floor
+            bodies = sum(timing.price(w, device).us for w in self.works)
+            return bodies + sum(timing.reconfigure_us(w, device) for w in self.works)
+        regime: timing.Regime = "elf" if self.regime == "elf" else "xclbin"
+        return timing.price_dispatch(self.works, device, regime).us
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows fitted together and the constants that they determine, as dotted names."""
+
+    ops: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+GROUPS = {
+    "gemm": Group(
+        ("gemm",),
+        (
+            "timing.fill_gbps",
+            "timing.burst_bytes",
+            "timing.burst_us",
+            "timing.l2_step_us",
+            "timing.drain_gbps",
+            "timing.alone_us",
+            "timing.alone_fill",
+            "timing.elf_floor_us",
+            "timing.reconfigure_core_us",
+            "functions.gemm_matmul.call_us",
+            "functions.gemm_matmul.outputs_per_us",
+            "functions.gemm_matmul.bf16.call_us",
+            "functions.gemm_matmul.bf16.macs_per_us",
+            "functions.gemm_matmul.bf16.outputs_per_us",
+            "functions.gemm_drain.elements_per_us",
+            "timing.dispatch_floor_us",
+        ),
+    ),
+    "gemv": Group(
+        ("gemv",),
+        (
+            "timing.panel_us",
+            "timing.send_gbps",
+            "functions.gemv_rows.macs_per_us",
+            "functions.gemv_rows.call_us",
+            "functions.gemv_rows.launch_us",
+        ),
+    ),
+    "streaming": Group(
+        ("eltwise_add", "silu_mul", "rope", "rmsnorm", "gelu", "layernorm", "bias_add"),
+        (
+            "dram_gbps",
+            "timing.stream_us",
+            "functions.add_tile.elements_per_us",
+            "functions.silu_mul_tile.elements_per_us",
+            "functions.rope_row.call_us",
+            "functions.rope_row.elements_per_us",
+            "functions.rms_norm_row.call_us",
+            "functions.rms_norm_row.elements_per_us",
+            "functions.gelu_tile.elements_per_us",
+            "functions.layer_norm_row.elements_per_us",
+        ),
+    ),
+    "flash_attention": Group(
+        ("flash_attention",),
+        (
+            "functions.fa_begin.launch_us",
+            "functions.fa_begin.call_us",
+            "functions.fa_softmax.call_us",
+            "functions.fa_scores.call_us",
+            "functions.fa_accumulate.outputs_per_us",
+        ),
+    ),
+}
+
+
+def rows_of(ops: Sequence[str]) -> list[Row]:
+    """The rows of some ops that are fit to compare with."""
+    found = []
+    for raw in measured.load():
+        wanted = raw["op"] in ops and raw["timing"] and raw.get("latency_us")
+        if not wanted or raw["role"] in measured.NOT_FITTED:
+            continue
+        plan = measured.plan(raw)
+        assert plan is not None
+        shape = "x".join(str(raw[k]) for k in ("M", "K", "N", "rows", "head_dim", "lq", "dk") if k in raw)
+        works = tuple(timing.measure(launch) for launch in plan.launches)
+        found.append(Row(raw["id"], f"{raw['op']} {shape}", raw["latency_us"], raw["regime"], works))
+    return found
+
+
+def get(device: Device, name: str) -> float:
+    """The constant of a dotted name."""
+    group, _, rest = name.partition(".")
+    if group == "timing":
+        return device.timing[rest]
+    if group == "functions":
+        function, _, field = rest.rpartition(".")
+        return float(getattr(device.functions[function], field))
+    return float(getattr(device, name))
+
+
+def put(device: Device, values: Mapping[str, float]) -> Device:
+    """The device with other constants."""
+    constants, functions = dict(device.timing), dict(device.functions)
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        group, _, rest = name.partition(".")
+        if group == "timing":
+            constants[rest] = value
+        elif group == "functions":
+            function, _, field = rest.rpartition(".")
+            old = functions.get(function, FunctionCost())
+            functions[function] = dataclasses.replace(old, **{field: value})
+        else:
+            fields[name] = value
+    return dataclasses.replace(device, timing=constants, functions=functions, **fields)
+
+
+def fit(device: Device, rows: Sequence[Row], names: Sequence[str], rounds: int = 80) -> Device:
+    """Constants that explain the rows best, starting from those of the device."""
+    target = np.log([row.us for row in rows])
+    start = np.log([max(get(device, name), 1e-6) for name in names])
+
+    def at(p: np.ndarray) -> Device:
+        return put(device, dict(zip(names, map(float, np.exp(p)), strict=True)))
+
+    def residual(p: np.ndarray) -> np.ndarray:
+        now = at(p)
+        return np.log([row.predict(now) for row in rows]) - target
+
+    def cost(r: np.ndarray, p: np.ndarray) -> float:
+        drift = 2e-4 * float(np.sum((p - start) ** 2))  # keeps what no row determines in place
+        return float(np.sum(np.sqrt(r * r + SCALE**2) - SCALE)) + drift
+
+    p, damping = start.copy(), 1e-2
+    r = residual(p)
+    best = cost(r, p)
+    for _ in range(rounds):
+        slope = np.stack([(residual(p + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(p))], axis=1)
+        weight = 1 / np.sqrt(r * r + SCALE**2)
+        normal = slope.T @ (slope * weight[:, None]) + 4e-4 * np.eye(len(p))
+        gradient = slope.T @ (weight * r) + 4e-4 * (p - start)
+        gain = 0.0
+        while damping < 1e6:
+            scaled = normal + damping * np.diag(np.diag(normal))
+            step = np.clip(np.linalg.solve(scaled, -gradient), -1, 1)
+            new = residual(p + step)
+            value = cost(new, p + step)
+            if value < best:
+                gain, best, p, r = best - value, value, p + step, new
+                damping = max(damping / 3, 1e-7)
+                break
+            damping *= 4
+        if gain < 1e-7:
+            break
+    return at(p)
+
+
+def summary(errors: Sequence[float]) -> str:
+    """median / p90 / max in percent."""
+    e = np.abs(np.asarray(errors)) * 100
+    return f"{np.median(e):5.1f} /{np.quantile(e, 0.9):5.1f} /{e.max():5.1f} %  n={len(e)}"
+
+
+def errors(device: Device, rows: Sequence[Row]) -> list[float]:
+    return [row.predict(device) / row.us - 1 for row in rows]
+
+
+def left_out(
+    device: Device, rows: Sequence[Row], names: Sequence[str], key: Callable[[Row], str]
+) -> list[tuple[float, Row]]:
+    """Errors of each row with its whole shape left out of the fit."""
+    found = []
+    for value in sorted({key(row) for row in rows}):
+        rest = [row for row in rows if key(row) != value]
+        held = [row for row in rows if key(row) == value]
+        found += list(zip(errors(fit(device, rest, names, 25), held), held, strict=True))
+    return found
+
+
+def write(device: Device, names: Sequence[str]) -> None:
+    """Replace the values of constants in the device's file, comments and order kept."""
+    path = devices.ROOT / f"{device.name}.yaml"
+    text = path.read_text()
+    for name in names:
+        value = f"{get(device, name):.4g}"
+        group, _, rest = name.partition(".")
+        if group == "functions":
+            function, _, field = rest.rpartition(".")
+            pattern = rf"(?m)^(  {re.escape(function)}: \{{.*?\b{field}: )[0-9.e+-]+"
+        else:
+            pattern = rf"(?m)^( *{rest or group}: )[0-9.e+-]+"
+        text, count = re.subn(pattern, rf"\g<1>{value}", text)
+        if count != 1:
+            raise SystemExit(f"{path}: {count} places for {name}")
+    path.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--loso", action="store_true")
+    parser.add_argument("--group", choices=sorted(GROUPS), action="append")
+    parser.add_argument("--worst", type=int, default=0, help="print that many rows")
+    args = parser.parse_args()
+    device = devices.load("npu2")
+    for name, group in GROUPS.items():
+        if args.group and name not in args.group:
+            continue
+        rows = rows_of(group.ops)
+        if args.fit or args.write or args.loso:
+            device = fit(device, rows, group.names)
+            for constant in group.names:
+                print(f"    {constant} = {get(device, constant):.6g}")
+        if args.write:
+            write(device, group.names)
+        found = errors(device, rows)
+        print(f"{name:16s} in-sample   {summary(found)}")
+        for e, row in sorted(zip(found, rows, strict=True), key=lambda t: -abs(t[0]))[: args.worst]:
+            print(f"      {row.id:60s} {row.us:10.1f} {e * 100:+6.1f} %")
+        if args.loso:
+            out = left_out(device, rows, group.names, lambda row: row.shape)
+            print(f"{name:16s} shape out   {summary([e for e, _ in out])}")
+
+
+if __name__ == "__main__":
+    main()
