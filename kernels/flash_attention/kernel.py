@@ -42,6 +42,7 @@ BLOCK = 64  # query rows of a core, keys of a block
 STAGES = 4  # cascade: the four rows of a column
 CHUNK = 4096  # elements of one load of K or V into L1
 HEADS_PER_UNROLL = (1,)
+REFERENCE_ROWS = 1024
 
 
 def tile_space(shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -347,9 +348,12 @@ def reference(shape: Mapping[str, Any], operands: Mapping[str, Any]) -> dict[str
     for head in range(shape["heads"]):
         own = slice(head * d, (head + 1) * d)
         kv = slice(head // group * d, (head // group + 1) * d)
-        scores = operands["q"][:, own] @ operands["k"][:, kv].T / np.float32(np.sqrt(d))
-        if shape["causal"]:
-            scores[np.triu_indices(s, 1)] = -np.inf
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        y[:, own] = weights @ operands["v"][:, kv] / weights.sum(axis=1, keepdims=True)
+        for first in range(0, s, REFERENCE_ROWS):  # all scores of a long prompt would fill memory
+            rows = slice(first, min(first + REFERENCE_ROWS, s))
+            scores = operands["q"][rows, own] @ operands["k"][:, kv].T / np.float32(np.sqrt(d))
+            if shape["causal"]:
+                scores[np.triu_indices(scores.shape[0], first + 1, s)] = -np.inf
+            scores -= scores.max(axis=1, keepdims=True)
+            weights = np.exp(scores, out=scores)
+            y[rows, own] = weights @ operands["v"][:, kv] / weights.sum(axis=1, keepdims=True)
     return {"y": y}
