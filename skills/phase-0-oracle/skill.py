@@ -23,7 +23,7 @@ TRUTH_SOURCES = ("forward.py", "rope.py", "traces.py", "spec.py", "tensorfile.py
 
 
 def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
-    """weights, weights:device, oracle, gate:oracle. `prompts` names the prompt set."""
+    """weights, device-weights, oracle, gate:oracle. `prompts` names the prompt set."""
     config = graph.config
     model = plain(config.model)
     chosen = parameters.get("prompts", "quick")
@@ -45,7 +45,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         sources=(*(ORACLE / name for name in WEIGHT_SOURCES), *_files(asked.path)),
     )
     device = Node(
-        name="weights:device",
+        name="device-weights",
         kind="device-weights",
         doc="the same weights rounded to bf16, as the device holds them",
         inputs={},

@@ -45,20 +45,28 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
                 "tier": rules.tiers[tier],
                 "policy": rules.digest,
             },
-            needs=(link, graph["oracle"], graph["weights:device"], graph["gate:oracle"]),
+            needs=(link, graph["oracle"], graph["device-weights"], graph["gate:oracle"]),
             build=functools.partial(_gate, plan, placed, tier, config.gate),
             sources=(Path(__file__), kernels.folder(plan.op) / "kernel.py"),
         )
 
 
 def label_of(plan: TilePlan) -> str:
-    """Op, shape and tile in a task name: letters, digits, dots and dashes."""
-    words = [f"{name}{_word(value)}" for name, value in (*plan.shape, *plan.tile)]
-    return f"{plan.op}.{'.'.join(words)}"
+    """Op, shape and tile in a task name, fields in the contract's order."""
+    contract = kernels.contract(plan.op)
+    words = []
+    for fields, values in ((contract.SHAPE_FIELDS, plan.shape), (contract.TILE_FIELDS, plan.tile)):
+        given = dict(values)
+        words += [_word(name, given[name]) for name in fields if given.get(name, False) is not False]
+    return ".".join((plan.op, *words))
 
 
-def _word(value: Any) -> str:
-    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+def _word(name: str, value: Any) -> str:
+    if value is True:
+        return name
+    if isinstance(value, tuple):
+        return name + "x".join(map(str, value))
+    return str(value) if isinstance(value, str) else f"{name}{value}"
 
 
 def _gate(
@@ -97,7 +105,7 @@ def _gate(
         )
         expected += 1
 
-    real = Real(model, build.need("oracle").path, build.need("weights:device").path)
+    real = Real(model, build.need("oracle").path, build.need("device-weights").path)
     for use, phase in uses:
         operands, keep = real.operands(use.op, phase, LAYER)
         out, ref = _pair(contract, plan, run, operands)

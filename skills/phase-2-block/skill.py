@@ -36,7 +36,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
             "clock": bundle.clock(config.device),
             "fault": config.fault if config.fault == "head_rows" else None,
         },
-        needs=(*dispatches, graph["weights:device"], graph["weights"]),
+        needs=(*dispatches, graph["device-weights"], graph["weights"]),
         build=functools.partial(_stage, deployment),
         sources=bundle.runtime_files(),
     )
@@ -67,7 +67,7 @@ def _stage(deployment: Deployment, build: Build) -> None:
         if name.startswith("dispatch:")
     }
     weights = build.need("weights")
-    bundle.lay(folder, documents, libraries, build.need("weights:device"), weights)
+    bundle.lay(folder, documents, libraries, build.need("device-weights"), weights)
     record = json.loads(weights.file("weights.json").read_text())
     provenance = {name: {"digest": artifact.digest} for name, artifact in build.needs.items()}
     sealed = bundle.manifest(deployment, folder, record, provenance)
