@@ -64,7 +64,7 @@ class EmulatedNpu2:
     def hw_context(self, device: EmulatedDevice, elf: Elf) -> HwContext:
         return HwContext(device, elf)
 
-    def bo(self, parent: EmulatedBo, size: int, offset: int) -> EmulatedBo:
+    def bo(self, parent: Any, size: int, offset: int) -> EmulatedBo:
         return EmulatedBo(parent.storage, size, parent.offset + offset, parent.size() - offset)
 
     def run(self, kernel: Kernel) -> EmulatedRun:

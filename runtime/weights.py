@@ -18,6 +18,9 @@ from .manifest import Argument, Rope
 
 DTYPES: dict[str, type[np.generic]] = {"BF16": np.uint16, "F32": np.float32}
 
+STRIP = 32
+"""Rows per step of a transposition: one cache line of bf16."""
+
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
@@ -70,7 +73,7 @@ def static_value(tensors: Tensors, name: str, argument: Argument) -> npt.NDArray
         raise BundleError(f"{where}: {name} is stored as {tensor.dtype}, not {argument.dtype}")
     start = argument.row_start
     if argument.layout == "transposed":
-        value = np.ascontiguousarray(tensor.T)
+        value = _transposed(tensor)
     elif argument.layout == "padded_rows":
         rows = tensor[start : start + argument.shape[0]]
         value = np.zeros(argument.shape, tensor.dtype)
@@ -82,6 +85,15 @@ def static_value(tensors: Tensors, name: str, argument: Argument) -> npt.NDArray
     if value.size != math.prod(argument.shape):
         shape = list(argument.shape)
         raise BundleError(f"{where}: {name} {list(tensor.shape)} does not fill {shape}")
+    return value
+
+
+def _transposed(tensor: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The contiguous transpose, in strips that fit the cache: numpy's own copy is 4 times slower
+    where rows are a power of two."""
+    value = np.empty(tensor.shape[::-1], tensor.dtype)
+    for start in range(0, len(tensor), STRIP):
+        value[:, start : start + STRIP] = tensor[start : start + STRIP].T
     return value
 
 
