@@ -2,9 +2,12 @@
 
 chat.json holds the template already rendered, so that no template engine is needed::
 
-    {"bos": "<text>", "default_system": "<text>" | null, "generation": "<prefix>",
-     "turns": {"system": ["<prefix>", "<suffix>"], "user": [...], "assistant": [...]},
-     "stop_ids": [2]}                      or {"raw": true, "stop_ids": [...]} without a template
+    {"format": "tilegate-chat-1", "kind": "turns", "eos_ids": [2], "trim": false,
+     "begin": "<text>", "no_system": "<text unless the first turn is a system turn>",
+     "roles": {"system": {"prefix": "<text>", "suffix": "<text>"}, "user": ..., "assistant": ...},
+     "generation": "<text that opens the answer>"}
+
+or `"kind": "raw"` for a model without such a template. `trim`: contents are stripped first.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ Message = tuple[str, str]
 """(role, text); roles are system, user and assistant."""
 
 CHAT = "chat.json"
+FORMAT = "tilegate-chat-1"
 UNFINISHED = "\ufffd"
 """What a tokenizer gives for the first bytes of a character whose others are still to come."""
 
@@ -39,24 +43,29 @@ class Chat:
         except (OSError, ValueError) as error:
             raise BundleError(f"broken bundle: {path}: {error}") from None
         reader = Reader(data, str(path))
-        self.raw = reader.get("raw", bool, False)
-        self.stop_ids = frozenset((*manifest.eos_ids, *reader.get("stop_ids", list, [])))
-        self._bos = reader.get("bos", str, "")
-        self._system = reader.get("default_system", str, None)
-        self._generation = "" if self.raw else reader.get("generation", str)
-        self._turns: dict[str, Any] = {} if self.raw else reader.get("turns", dict)
+        kind, version = reader.get("kind", str), reader.get("format", str)
+        if version != FORMAT or kind not in ("turns", "raw"):
+            raise BundleError(f"{path}: {version!r}, {kind!r} is not a template that is known here")
+        self.raw = kind == "raw"
+        self.stop_ids = frozenset((*manifest.eos_ids, *reader.get("eos_ids", list)))
+        if not self.raw:
+            self._trim = reader.get("trim", bool)
+            self._roles = reader.get("roles", dict)
+            self._begin, self._no_system, self._generation = (
+                reader.get(key, str) for key in ("begin", "no_system", "generation")
+            )
         self._tokenizer = _tokenizer(root / manifest.tokenizer)
 
     def text(self, messages: Sequence[Message]) -> str:
         """The conversation as the model was trained to see it, ready for its answer."""
-        if self._system is not None and not any(role == "system" for role, _ in messages):
-            messages = [("system", self._system), *messages]
-        parts = [self._bos]
+        has_system = bool(messages) and messages[0][0] == "system"
+        parts = [self._begin, "" if has_system else self._no_system]
         for role, content in messages:
-            if role not in self._turns:
+            if role not in self._roles:
                 raise BundleError(f"the chat template of this model has no {role!r} turn")
-            prefix, suffix = self._turns[role]
-            parts.append(f"{prefix}{content}{suffix}")
+            around = self._roles[role]
+            said = content.strip() if self._trim else content
+            parts.append(f"{around['prefix']}{said}{around['suffix']}")
         return "".join((*parts, self._generation))
 
     def encode(self, messages: Sequence[Message]) -> list[int]:

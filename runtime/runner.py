@@ -158,6 +158,7 @@ class Runner:
         source.push()
         self._place(position)
         self._layer(self._decode, layer, capture)
+        self.tokens = []
         return capture
 
     def start(self, ids: Sequence[int]) -> Logits:

@@ -29,6 +29,7 @@ from tiny_bundle import (
 
 from runtime import bf16
 from runtime.bundle import load
+from runtime.chat import Chat
 from runtime.emulated import FAULTS, EmulatedNpu2
 from runtime.errors import BundleError, DeviceError
 from runtime.manifest import Rope, parse_manifest, read_manifest, seal, sealed
@@ -492,3 +493,29 @@ def test_loading_needs_every_dispatch(bundle: Path) -> None:
     shutil.rmtree(bundle / "dispatches" / "lm_head")
     with pytest.raises(BundleError, match=r"dispatches/lm_head/dispatch.*missing"):
         load(bundle)
+
+
+def test_a_conversation_reads_as_the_template_says(bundle: Path) -> None:
+    roles = {
+        role: {"prefix": f"<{role}>", "suffix": "|"} for role in ("system", "user", "assistant")
+    }
+    data = {
+        "format": "tilegate-chat-1",
+        "kind": "turns",
+        "eos_ids": [7],
+        "trim": True,
+        "begin": "^",
+        "no_system": "<system>default|",
+        "roles": roles,
+        "generation": "<assistant>",
+    }
+    (bundle / "chat.json").write_text(json.dumps(data))
+    chat = Chat(bundle, read_manifest(bundle))
+    assert chat.text([("user", " a ")]) == "^<system>default|<user>a|<assistant>"
+    assert chat.text([("system", "s"), ("user", "a")]) == "^<system>s|<user>a|<assistant>"
+    assert chat.stop_ids == {0, 7}
+    (bundle / "chat.json").write_text(json.dumps({**data, "kind": "raw"}))
+    assert Chat(bundle, read_manifest(bundle)).raw
+    (bundle / "chat.json").write_text(json.dumps({**data, "format": "other"}))
+    with pytest.raises(BundleError, match="'other', 'turns' is not a template"):
+        Chat(bundle, read_manifest(bundle))

@@ -25,7 +25,7 @@ RUNTIME = Path(__file__).resolve().parent.parent / "runtime"
 LAYERS, DIM, HEADS, CONTEXT, VOCAB, PART = 3, 64, 4, 24, 11, 8
 HEAD_DIM = DIM // HEADS
 BUCKETS = (4, 8)
-TIMING = {
+TIMING: dict[str, Any] = {
     "dispatch_floor_us": 50.0,
     "sync_us": 2.0,
     "sync_gbps": 10.0,
@@ -236,13 +236,18 @@ def write_tokenizer(root: Path) -> None:
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(root / "tokenizer.json"))
-    turns = {"user": ["<user> ", " "], "assistant": ["<bot> ", " "]}
     chat = {
-        "bos": "",
-        "default_system": None,
-        "turns": turns,
+        "format": "tilegate-chat-1",
+        "kind": "turns",
+        "eos_ids": [],
+        "trim": False,
+        "begin": "",
+        "no_system": "",
+        "roles": {
+            "user": {"prefix": "<user> ", "suffix": " "},
+            "assistant": {"prefix": "<bot> ", "suffix": " "},
+        },
         "generation": "<bot>",
-        "stop_ids": [],
     }
     (root / "chat.json").write_text(json.dumps(chat))
 
