@@ -127,9 +127,13 @@ def rows_of(ops: Sequence[str]) -> list[Row]:
             continue
         plan = measured.plan(raw)
         assert plan is not None
-        shape = "x".join(str(raw[k]) for k in ("M", "K", "N", "rows", "head_dim", "lq", "dk") if k in raw)
+        shape = "x".join(
+            str(raw[k]) for k in ("M", "K", "N", "rows", "head_dim", "lq", "dk") if k in raw
+        )
         works = tuple(timing.measure(launch) for launch in plan.launches)
-        found.append(Row(raw["id"], f"{raw['op']} {shape}", raw["latency_us"], raw["regime"], works))
+        found.append(
+            Row(raw["id"], f"{raw['op']} {shape}", raw["latency_us"], raw["regime"], works)
+        )
     return found
 
 

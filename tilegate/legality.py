@@ -7,7 +7,10 @@ The limits are in the device; the measured points in `tilegate/data/legality_poi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +23,7 @@ from tilegate.errors import UserError, nearest
 from tilegate.plan import Requirement, TilePlan
 
 POINTS = Path(__file__).resolve().parent / "data" / "legality_points.yaml"
-MOST_HINT_TRIALS = 12  # per field, so that a verdict stays within milliseconds
+MOST_CANDIDATES, MOST_TRIALS = 6000, 150  # for a hint, so that a verdict takes milliseconds
 
 
 @dataclass(frozen=True)
@@ -107,28 +110,49 @@ def judge(
     contract = kernels.contract(op)
     _check_fields(op, contract.SHAPE_FIELDS, shape, "shape")
     _check_fields(op, contract.TILE_FIELDS, tile, "tile")
+    tile = {name: tuple(v) if isinstance(v, list) else v for name, v in tile.items()}
     verdict = _judge(op, shape, tile, device, stitched)
     if hints and verdict.violations:
-        found = tuple(_hinted(v, op, shape, tile, device, stitched) for v in verdict.violations)
-        verdict = Verdict(verdict.verdict, found, verdict.warning)
+        return _hinted(verdict, tile, nearest_legal(op, shape, tile, device, stitched))
     return verdict
 
 
 def _judge(
     op: str, shape: Mapping[str, Any], tile: Mapping[str, Any], device: Device, stitched: bool
 ) -> Verdict:
-    measured = [
-        p for p in points(device.toolchain) if p.op == op and p.holds({**shape, **tile}, stitched)
-    ]
-    if any(p.verdict == "legal" for p in measured):
+    known = measured(op, shape, tile, device, stitched)
+    if any(p.verdict == "legal" for p in known):
         return Verdict("legal")
     broken = list(broken_rules(op, shape, tile, device))
-    bad = [_from_point(p) for p in measured if p.verdict == "illegal"]
+    bad = [_from_point(p) for p in known if p.verdict == "illegal"]
     if broken or bad:
         return Verdict("illegal", tuple(broken + bad))
-    unknown = tuple(_from_point(p) for p in measured if p.verdict == "unknown")
-    warning = "; ".join(p.reason for p in measured if p.verdict == "slow")
+    unknown = tuple(_from_point(p) for p in known if p.verdict == "unknown")
+    warning = "; ".join(p.reason for p in known if p.verdict == "slow")
     return Verdict("unknown" if unknown else "legal", unknown, warning)
+
+
+def sure(
+    op: str, shape: Mapping[str, Any], tile: Mapping[str, Any], device: Device, stitched: bool
+) -> TilePlan | None:
+    """The plan of a tile that is legal without a warning, else None: `judge` for a search."""
+    contract = kernels.contract(op)
+    known = {p.verdict for p in measured(op, shape, tile, device, stitched)}
+    if known and "legal" not in known:
+        return None
+    if not known and not all(r.ok for r in contract.requirements(shape, tile)):
+        return None
+    plan = contract.plan(shape, tile)
+    limits = (found for launch in plan.launches for found in rules.broken(launch, device))
+    return plan if known or next(limits, None) is None else None
+
+
+def measured(
+    op: str, shape: Mapping[str, Any], tile: Mapping[str, Any], device: Device, stitched: bool
+) -> list[Point]:
+    """The measured points that speak about a tile."""
+    fields = {**shape, **tile}
+    return [p for p in points(device.toolchain) if p.op == op and p.holds(fields, stitched)]
 
 
 def broken_rules(
@@ -151,10 +175,9 @@ def judge_plan(plan: TilePlan, device: Device) -> list[Requirement]:
     """The rules over a plan that do not hold, at most one (the worst) for each rule."""
     worst: dict[str, Requirement] = {}
     for launch in plan.launches:
-        for found in rules.check(launch, device):
-            if not found.ok and (
-                found.rule not in worst or _number(found.used) > _number(worst[found.rule].used)
-            ):
+        for found in rules.broken(launch, device):
+            old = worst.get(found.rule)
+            if old is None or _number(found.used) > _number(old.used):
                 worst[found.rule] = found
     return list(worst.values())
 
@@ -181,57 +204,42 @@ def _number(value: int | float | str) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _hinted(
-    violation: Violation,
-    op: str,
-    shape: Mapping[str, Any],
-    tile: Mapping[str, Any],
-    device: Device,
-    stitched: bool,
-) -> Violation:
-    """The violation with the nearest single change that makes the tile legal, if there is one."""
-    partial = ""
-    for name, value in _neighbours(op, shape, tile):
-        verdict = _judge(op, shape, {**tile, name: value}, device, stitched)
-        if verdict.verdict == "legal":
-            return _with_hint(violation, f"nearest legal: {name}={_text(value)}")
-        if not partial and violation.rule not in {v.rule for v in verdict.violations}:
-            partial = f"{name}={_text(value)} would satisfy this rule"
-    return _with_hint(violation, partial)
+def nearest_legal(
+    op: str, shape: Mapping[str, Any], tile: Mapping[str, Any], device: Device, stitched: bool
+) -> dict[str, Any] | None:
+    """The surely legal tile closest to another, or None within the trials that a hint may cost."""
+    pool: list[tuple[float, dict[str, Any]]] = []
+    words = {name: value for name, value in tile.items() if isinstance(value, str)}
+    for candidate in itertools.islice(kernels.contract(op).tile_space(shape), MOST_CANDIDATES):
+        for mixed in ({**candidate, **words}, candidate) if words else (candidate,):
+            pool.append((sum(_distance(tile[n], mixed[n]) for n in tile), mixed))
+    pool.sort(key=lambda entry: entry[0])  # stable: ties stay in the contract's order
+    for _, candidate in pool[:MOST_TRIALS]:
+        if sure(op, shape, candidate, device, stitched) is not None:
+            return candidate
+    return None
 
 
-def _with_hint(violation: Violation, more: str) -> Violation:
-    text = "; ".join(part for part in (violation.hint, more) if part)
-    return Violation(violation.rule, violation.used, violation.available, violation.unit, text)
+def _hinted(verdict: Verdict, tile: Mapping[str, Any], better: Mapping[str, Any] | None) -> Verdict:
+    """The verdict with the nearest legal tile added to every hint, as the fields that differ."""
+    if better is None:
+        return verdict
+    changes = [f"{n}={_text(v)}" for n, v in better.items() if v != tile[n]]
+    hint = f"nearest legal: {' '.join(changes)}"
+    violations = tuple(
+        dataclasses.replace(v, hint="; ".join(part for part in (v.hint, hint) if part))
+        for v in verdict.violations
+    )
+    return dataclasses.replace(verdict, violations=violations)
 
 
-def _neighbours(
-    op: str, shape: Mapping[str, Any], tile: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Tiles that differ in one field, nearest value first, as (field, value)."""
-    values: dict[str, set[Any]] = {name: set() for name in tile}
-    for number, candidate in enumerate(kernels.contract(op).tile_space(shape)):
-        if number > 4000:
-            break
-        for name, value in candidate.items():
-            values.setdefault(name, set()).add(tuple(value) if isinstance(value, list) else value)
-    ranked: list[tuple[float, str, Any]] = []
-    for name, current in tile.items():
-        if isinstance(current, int) and not isinstance(current, bool):
-            near = sorted(values[name] - {current}, key=lambda v: (_distance(current, v), v))
-            ranked += [(_distance(current, v), name, v) for v in near[:MOST_HINT_TRIALS]]
-        else:
-            now = tuple(current) if isinstance(current, list) else current
-            ranked += [(2.0, name, v) for v in sorted(values[name] - {now})[:4]]
-    ranked.sort(key=lambda entry: (entry[0], entry[1]))
-    for _, name, value in ranked:
-        yield name, value
-
-
-def _distance(current: int, other: int) -> float:
-    """Ratio of two sizes: halving is as far as doubling."""
-    low, high = sorted((max(1, current), max(1, other)))
-    return high / low
+def _distance(one: Any, other: Any) -> float:
+    """How far two values of a field are apart: doublings of sizes, a little more for a word."""
+    if isinstance(one, tuple):
+        return sum(map(_distance, one, other))
+    if isinstance(one, int) and isinstance(other, int) and not isinstance(one, bool):
+        return abs(math.log2(max(1, one) / max(1, other)))
+    return 0.0 if one == other else 1.5
 
 
 def _text(value: Any) -> str:

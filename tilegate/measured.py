@@ -7,8 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from tilegate import kernels
-from tilegate.plan import Access, Buffer, Call, Copy, CoreObject, Launch, Loop, Tensor, TilePlan, X, Y
-from tilegate.plan import freeze, var
+from tilegate.plan import (
+    Access,
+    Buffer,
+    Call,
+    Copy,
+    CoreObject,
+    Launch,
+    Loop,
+    Tensor,
+    TilePlan,
+    X,
+    Y,
+    freeze,
+    var,
+)
 
 TABLE = Path(__file__).resolve().parent / "data" / "npu2_measured.yaml"
 
@@ -59,15 +72,21 @@ def translate(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, An
     op, fields, constants = OPS[row["op"]]
     contract = kernels.contract(op)
     shape = {ours: row[theirs] for theirs, ours in fields.items()} | constants
-    given = {TILES.get(name, name): value for name, value in row["config"].items()}
+    given = rename(row["config"], contract.TILE_FIELDS)
     if "method" in row:
         given["method"] = row["method"]
-    for cols, rows in HERDS:
-        if cols in given and cols not in contract.TILE_FIELDS:
-            given["herd"] = (given[cols], given.get(rows, 1))
     if row["op"] == "bias_add":
         given.setdefault("tile_n", row["N"])
     return op, shape, {name: given[name] for name in contract.TILE_FIELDS if name in given}
+
+
+def rename(fields: Mapping[str, Any], tile_fields: tuple[str, ...]) -> dict[str, Any]:
+    """Fields with our names for theirs; columns and rows of a herd become one field."""
+    given = {TILES.get(name, name): value for name, value in fields.items()}
+    for cols, rows in HERDS:
+        if cols in given and cols not in tile_fields and "herd" in tile_fields:
+            given["herd"] = (given.pop(cols), given.pop(rows, 1))
+    return given
 
 
 def plan(row: Mapping[str, Any]) -> TilePlan | None:

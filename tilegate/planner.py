@@ -8,9 +8,12 @@ from typing import Any
 from tilegate import kernels, legality, timing
 from tilegate.device import Device
 from tilegate.errors import UserError
+from tilegate.plan import TilePlan
 
-# Not chosen unless asked for: it keeps the running sum in bf16, which costs accuracy with K.
-SHY = {"method": {"direct"}}
+# Not chosen unless asked for: `direct` keeps the running sum in bf16, which costs accuracy with K,
+# and `external` has FP32 results, which no other kernel reads.
+SHY = {"method": {"direct", "external"}}
+TIE = 1.005  # predictions this close are equal: the one with fewer core calls has fewer descriptors
 
 
 def choose(
@@ -23,45 +26,69 @@ def choose(
     """The tile of least predicted time among the legal ones that keep the request's fixed fields.
 
     A field of the request that is `auto` (or missing, or the whole request `auto`) is free.
-    Ties go to the first in the contract's order. What is `unknown` is never chosen silently, only
-    when every field is fixed. Raises UserError naming limit, used, available and the nearest choice.
+    Equal times go to the tile with the fewest core calls, then to the first in the contract's
+    order. What is `unknown` is taken only when every field is fixed by the request.
+    `stitched` plans for a launch among others in one dispatch.
+    Raises UserError naming limit, used, available and the nearest choice.
     """
-    wanted = (
-        {}
-        if isinstance(request, str)
-        else {name: _plain(value) for name, value in request.items() if value not in (None, "auto")}
-    )
     contract = kernels.contract(op)
+    given = {} if isinstance(request, str) else request
+    wanted = {n: _plain(v) for n, v in given.items() if v is not None and v != "auto"}
     if set(wanted) >= set(contract.TILE_FIELDS):
         return _fixed(op, shape, wanted, device, stitched)
-    best: tuple[float, dict[str, Any]] | None = None
-    for tile in candidates(op, shape, wanted):
-        if best is not None and any(not r.ok for r in contract.requirements(shape, tile)):
-            continue
-        verdict = legality.judge(op, shape, tile, device, stitched, hints=False)
-        if verdict.verdict != "legal" or verdict.warning:
-            continue
-        us = timing.predict_plan(contract.plan(shape, tile), device).us
-        if best is None or us < best[0]:
-            best = (us, tile)
-    if best is None:
+    ranked = rank(op, shape, wanted, device, stitched)
+    if not ranked:
         raise UserError(_nothing(op, shape, wanted, device, stitched))
-    return best[1]
+    least = min(us for us, _, _ in ranked)
+    near = [entry for entry in ranked if entry[0] <= least * TIE]
+    return min(near, key=lambda entry: entry[1])[2]
+
+
+def rank(
+    op: str, shape: Mapping[str, Any], wanted: Mapping[str, Any], device: Device, stitched: bool
+) -> list[tuple[float, int, dict[str, Any]]]:
+    """(predicted us, core calls, tile) of every surely legal candidate, in the contract's order."""
+    found = []
+    for tile in candidates(op, shape, wanted):
+        plan = legality.sure(op, shape, tile, device, stitched)
+        if plan is not None:
+            found.append((_us(plan, device, stitched), _calls(plan), tile))
+    return found
 
 
 def candidates(
     op: str, shape: Mapping[str, Any], wanted: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Tiles of the contract's space that keep the wanted fields, which may lie outside it."""
+    """Tiles of the contract's space with the wanted fields put in, each once."""
     seen: set[tuple[Any, ...]] = set()
     for tile in kernels.contract(op).tile_space(shape):
         if any(tile[f] in values and f not in wanted for f, values in SHY.items() if f in tile):
             continue
-        mixed = {**tile, **wanted}
-        key = tuple(_plain(mixed[name]) for name in sorted(mixed))
+        mixed = {name: _plain(value) for name, value in {**tile, **wanted}.items()}
+        key = tuple(mixed.values())
         if key not in seen:
             seen.add(key)
-            yield {name: _plain(value) for name, value in mixed.items()}
+            yield mixed
+
+
+def explain(op: str, shape: Mapping[str, Any], verdict: legality.Verdict) -> str:
+    """One line: every limit with used/available and the nearest legal choice."""
+    parts = [
+        f"{v.rule} {v.used}/{v.available} {v.unit}".rstrip() + (f" ({v.hint})" if v.hint else "")
+        for v in verdict.violations
+    ]
+    return f"{op} {_words(shape)}: {verdict.verdict}: " + "; ".join(parts)
+
+
+def _us(plan: TilePlan, device: Device, stitched: bool) -> float:
+    if stitched:
+        return timing.predict_dispatch([plan], device, "elf").us
+    return timing.predict_plan(plan, device).us
+
+
+def _calls(plan: TilePlan) -> int:
+    works = (timing.measure(launch) for launch in plan.launches)
+    return sum(c.count * s.trips for work in works for s in work.stages for c in s.calls)
 
 
 def _fixed(
@@ -80,24 +107,18 @@ def _nothing(
     device: Device,
     stitched: bool,
 ) -> str:
-    """Why no candidate is legal: the violations of the one that breaks the fewest rules."""
-    nearest: legality.Verdict | None = None
+    """Why no candidate is legal: the verdict on the one that breaks the fewest rules."""
+    closest: legality.Verdict | None = None
     for tile in candidates(op, shape, wanted):
         verdict = legality.judge(op, shape, tile, device, stitched, hints=False)
-        if nearest is None or len(verdict.violations) < len(nearest.violations):
-            nearest = verdict
-    if nearest is None:
-        return f"{op} {_words(shape)}: no tile to choose from{' with ' + _words(wanted) if wanted else ''}"
-    return explain(op, shape, nearest)
-
-
-def explain(op: str, shape: Mapping[str, Any], verdict: legality.Verdict) -> str:
-    """One line: every limit with used/available and the nearest legal choice."""
-    parts = [
-        f"{v.rule} {v.used}/{v.available} {v.unit}".rstrip() + (f" ({v.hint})" if v.hint else "")
-        for v in verdict.violations
-    ]
-    return f"{op} {_words(shape)}: {verdict.verdict}: " + "; ".join(parts)
+        if closest is None or len(verdict.violations) < len(closest.violations):
+            closest = verdict
+    if closest is None:
+        request = f" with {_words(wanted)}" if wanted else ""
+        return f"{op} {_words(shape)}: no tile divides this shape{request}"
+    free = rank(op, shape, {}, device, stitched) if wanted else []
+    nearest = f"; without the request: {_words(min(free, key=lambda e: e[0])[2])}" if free else ""
+    return explain(op, shape, closest) + nearest
 
 
 def _words(fields: Mapping[str, Any]) -> str:

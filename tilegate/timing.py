@@ -7,7 +7,6 @@ microseconds with the constants of a device. Nothing here is about one shape.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -90,7 +89,6 @@ class DispatchTime:
     launches: tuple[LaunchTime, ...]
 
 
-@functools.lru_cache(maxsize=4096)
 def measure(launch: Launch) -> Work:
     """Count the work of a launch, independent of any device's rates."""
     stages = tuple(_stages(launch, launch.body, 1, "launch"))
@@ -124,7 +122,9 @@ def _fetches(launch: Launch, step: Step) -> bool:
     """Whether a step moves data from or to DDR, vectors sent to all cores aside."""
     tensors = {t.name for t in launch.tensors}
     return any(
-        isinstance(v.step, Copy) and v.step.over and tensors & {v.step.src.target, v.step.dst.target}
+        isinstance(v.step, Copy)
+        and v.step.over
+        and tensors & {v.step.src.target, v.step.dst.target}
         for v in walk((step,))
     )
 
@@ -211,9 +211,7 @@ def price(work: Work, device: Device) -> LaunchTime:
     shares = {"core": core, "ddr": ddr, "overhead": overhead}
     bound = max(shares, key=lambda name: shares[name])
     used = max(core, ddr) / total if total else 0.0
-    return LaunchTime(
-        work.name, total, bound, core, ddr, overhead, read, write, work.macs, used
-    )
+    return LaunchTime(work.name, total, bound, core, ddr, overhead, read, write, work.macs, used)
 
 
 def _stage_us(stage: Stage, device: Device) -> tuple[float, float, float]:
