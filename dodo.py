@@ -15,7 +15,7 @@ import doit.loader
 
 from tilegate import tasks
 from tilegate.config import load, overrides_of
-from tilegate.errors import BrokenTool, UserError
+from tilegate.errors import UserError
 from tilegate.store import Store
 
 
@@ -40,20 +40,14 @@ def task_all() -> Iterator[dict[str, Any]]:
     yield from TASKS
 
 
-def _sweep() -> None:
-    raise UserError("sweeps (-m) are not built yet; run doit once per point, the cache is shared")
-
-
-def _fail(error: Exception) -> None:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
-
-
 tasks.quiet_interrupt()
 try:
     if __name__ == "__main__":
-        _sweep()
+        raise UserError(
+            "sweeps (-m) are not built yet; run doit once per point, the cache is shared"
+        )
     DOIT_CONFIG = tasks.doit_config()
     TASKS = _load()
-except (UserError, BrokenTool) as error:
-    _fail(error)
+except Exception as error:
+    print(tasks.one_line("dodo", error), file=sys.stderr)
+    sys.exit(2)

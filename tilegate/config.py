@@ -98,9 +98,7 @@ def _check(config: Config) -> None:
         raise UserError(f"model.head_dim: {m.head_dim} is odd; rope rotates pairs")
     s = config.sequence
     if not s.buckets or list(s.buckets) != sorted(set(s.buckets)):
-        raise UserError(
-            f"sequence.buckets: {list(s.buckets)} must be ascending lengths, at least one"
-        )
+        raise UserError(f"sequence.buckets: {list(s.buckets)} must be one or more rising lengths")
     if s.buckets[-1] > s.context:
         raise UserError(
             f"sequence.context: {s.context} is below the largest bucket {s.buckets[-1]}; "
@@ -183,14 +181,18 @@ def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
         groups = [word for word, key in zip(overrides, parsed, strict=True) if key in GROUPS]
         for word, key in zip(overrides, parsed, strict=True):
             _check_choice(word, key, conf)
+        known: set[str] = set()
         try:
             base = resolved(groups)
-            known = {key for key in _keys(base) if not key.startswith("choices")}
+            known |= {key for key in _keys(base) if not key.startswith("choices")}
             for word, key in zip(overrides, parsed, strict=True):
                 if key not in known and key not in GROUPS:
                     raise UserError(f"{word}: unknown key {key!r}; {_hint(key, known)}")
             document = resolved(overrides)
         except (HydraException, OmegaConfBaseException) as error:
+            key = str(getattr(error.__cause__, "full_key", None) or "")
+            if key and known and key not in known:
+                raise UserError(f"unknown key {key!r}; {_hint(key, known)}") from None
             raise UserError(f"configuration: {str(error).splitlines()[0]}") from None
     _same_shape(base, document)
     return document

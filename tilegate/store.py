@@ -343,15 +343,22 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            with contextlib.suppress(FileNotFoundError):
-                if os.stat(path).st_ino == os.fstat(handle).st_ino:
-                    try:
-                        yield
-                    finally:
-                        path.unlink(missing_ok=True)
-                    return
+            if not _same_file(path, handle):
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
         finally:
             os.close(handle)
+
+
+def _same_file(path: Path, handle: int) -> bool:
+    try:
+        return os.stat(path).st_ino == os.fstat(handle).st_ino
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

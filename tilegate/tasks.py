@@ -126,14 +126,19 @@ def guarded(name: str, action: Callable[[], Any]) -> Any:
         return action()
     except GateFailed as error:
         return TaskFailed(gate_table(name, error.record))
-    except (UserError, BrokenTool) as error:
-        return TaskError(f"error: {error}")
-    except BrokenPipeError:
-        return TaskError("error: the output was closed")
     except Exception as error:
-        last = str(error).strip().splitlines()
-        what = f"{type(error).__name__}: {last[-1] if last else 'no message'}"
-        return TaskError(f"error: {name}: {what} (trace: {_log(name)})")
+        return TaskError(one_line(name, error))
+
+
+def one_line(name: str, error: Exception) -> str:
+    """An error as one line; that of a fault of ours names the file with its trace."""
+    if isinstance(error, UserError | BrokenTool):
+        return f"error: {error}"
+    if isinstance(error, BrokenPipeError):
+        return "error: the output was closed"
+    last = str(error).strip().splitlines()
+    what = f"{type(error).__name__}: {last[-1] if last else 'no message'}"
+    return f"error: {name}: {what} (trace: {_log(name)})"
 
 
 def gate_table(name: str, record: Mapping[str, Any]) -> str:
