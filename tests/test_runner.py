@@ -464,7 +464,7 @@ def test_without_packages_the_hint_is_used_or_the_fix_is_said(bundle: Path, tmp_
 
 
 def test_ctrl_c_ends_quietly(bundle: Path) -> None:
-    command = [sys.executable, str(bundle / "run"), "--chat"]
+    command = [sys.executable, str(bundle / "run"), "--chat", "--max-tokens", "1"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin and process.stdout and process.stderr
