@@ -25,6 +25,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import published
+
 from tilegate import device as devices
 from tilegate import measured, timing
 from tilegate.device import Device, FunctionCost
@@ -44,10 +46,11 @@ class Row:
 
     def predict(self, device: Device) -> float:
         if self.regime == "elf-insitu":  # the slope of replicated launches: no dispatch floor
-            bodies = sum(timing.price(w, device).us for w in self.works)
+            bodies = sum(timing.price(w, device, "elf").us for w in self.works)
             return bodies + sum(timing.reconfigure_us(w, device) for w in self.works)
-        regime: timing.Regime = "elf" if self.regime == "elf" else "xclbin"
-        return timing.price_dispatch(self.works, device, regime).us
+        regime: timing.Regime = "elf" if self.regime in ("elf", "dispatch") else "xclbin"
+        time = timing.price_dispatch(self.works, device, regime)
+        return time.us if self.regime == "dispatch" else time.host_us
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Group:
 
     ops: tuple[str, ...]
     names: tuple[str, ...]
+    regimes: tuple[str, ...] = ("xclbin", "xclbin?", "elf", "elf-insitu")
 
 
 GROUPS = {
@@ -69,8 +73,6 @@ GROUPS = {
             "timing.drain_gbps",
             "timing.alone_us",
             "timing.alone_fill",
-            "timing.elf_floor_us",
-            "timing.reconfigure_core_us",
             "functions.gemm_matmul.call_us",
             "functions.gemm_matmul.outputs_per_us",
             "functions.gemm_matmul.bf16.call_us",
@@ -84,7 +86,6 @@ GROUPS = {
         ("gemv",),
         (
             "timing.panel_us",
-            "timing.send_gbps",
             "functions.gemv_rows.macs_per_us",
             "functions.gemv_rows.call_us",
             "functions.gemv_rows.launch_us",
@@ -115,6 +116,15 @@ GROUPS = {
             "functions.fa_accumulate.outputs_per_us",
         ),
     ),
+    "dispatch": Group(
+        ("dispatch", "gemm", "gelu", "layernorm", "bias_add"),
+        (
+            "timing.reconfigure_core_us",
+            "functions.gemv_rows.elf",
+            "functions.fa_begin.elf",
+        ),
+        ("dispatch", "elf-insitu"),
+    ),
 }
 
 
@@ -124,6 +134,9 @@ def rows_of(ops: Sequence[str]) -> list[Row]:
     for raw in measured.load():
         wanted = raw["op"] in ops and raw["timing"] and raw.get("latency_us")
         if not wanted or raw["role"] in measured.NOT_FITTED:
+            continue
+        if raw["op"] == "dispatch":
+            found += _dispatch(raw)
             continue
         plan = measured.plan(raw)
         assert plan is not None
@@ -135,6 +148,16 @@ def rows_of(ops: Sequence[str]) -> list[Row]:
             Row(raw["id"], f"{raw['op']} {shape}", raw["latency_us"], raw["regime"], works)
         )
     return found
+
+
+def _dispatch(raw: Mapping[str, Any]) -> list[Row]:
+    """A dispatch of a published decoder whose time on the NPU was published."""
+    decoder = published.models().get(raw["model"])
+    if decoder is None or raw["latency_kind"] != "npu_run":
+        return []
+    plans = published.dispatch(raw["dispatch"], decoder, raw["phase"])
+    works = tuple(timing.measure(launch) for plan in plans for launch in plan.launches)
+    return [Row(raw["id"], raw["model"], raw["latency_us"], "dispatch", works)]
 
 
 def get(device: Device, name: str) -> float:
@@ -257,7 +280,7 @@ def main() -> None:
     for name, group in GROUPS.items():
         if args.group and name not in args.group:
             continue
-        rows = rows_of(group.ops)
+        rows = [row for row in rows_of(group.ops) if row.regime in group.regimes]
         if args.fit or args.write or args.loso:
             device = fit(device, rows, group.names)
             for constant in group.names:

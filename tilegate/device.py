@@ -32,7 +32,7 @@ class FunctionCost:
 
     Per call: `call_us`, its multiply-accumulates, the elements it touches and the elements of the
     buffer it updates, each over its rate (a rate of 0: no such term). `launch_us` falls due once
-    in a launch that uses the function.
+    in a launch that uses the function. `elf` scales a launch that uses it inside an ELF.
     """
 
     call_us: float = 0.0
@@ -40,6 +40,7 @@ class FunctionCost:
     elements_per_us: float = 0.0
     outputs_per_us: float = 0.0
     launch_us: float = 0.0
+    elf: float = 1.0
 
 
 @dataclass(frozen=True)

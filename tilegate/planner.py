@@ -83,7 +83,7 @@ def explain(op: str, shape: Mapping[str, Any], verdict: legality.Verdict) -> str
 def _us(plan: TilePlan, device: Device, stitched: bool) -> float:
     if stitched:
         return timing.predict_dispatch([plan], device, "elf").us
-    return timing.predict_plan(plan, device).us
+    return timing.predict_plan(plan, device).host_us
 
 
 def _calls(plan: TilePlan) -> int:

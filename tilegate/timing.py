@@ -7,6 +7,7 @@ microseconds with the constants of a device. Nothing here is about one shape.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -38,7 +39,7 @@ class Stage:
     that fills the memory tiles (overlaps too), `panel` a whole iteration that fills a memory tile
     without ping-pong, `serial` what an outer iteration does outside of its stages.
     `column_bursts` counts separate runs of streams that differ from column to column, `bursts` the
-    most runs that one stream of another kind sends; `sends` the bytes of the busiest broadcast.
+    most runs that one stream of another kind sends.
     """
 
     kind: Literal["l1", "l2", "panel", "serial"]
@@ -47,7 +48,6 @@ class Stage:
     write_bytes: int = 0
     column_bursts: int = 0
     bursts: int = 0
-    sends: int = 0
     calls: tuple[Calls, ...] = ()
 
 
@@ -82,11 +82,20 @@ class LaunchTime:
 
 @dataclass(frozen=True)
 class DispatchTime:
-    """One dispatch: its launches, and the time from its start to its end."""
+    """One dispatch: `us` on the device, of which `configured_us` load configurations.
+
+    `floor_us` is what the host needs on top to start it and to see it end.
+    """
 
     us: float
     floor_us: float
+    configured_us: float
     launches: tuple[LaunchTime, ...]
+
+    @property
+    def host_us(self) -> float:
+        """Time from host to host."""
+        return self.us + self.floor_us
 
 
 def measure(launch: Launch) -> Work:
@@ -131,7 +140,7 @@ def _fetches(launch: Launch, step: Step) -> bool:
 
 def _stage(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Stage:
     places = rules.levels(launch)
-    read = write = column_bursts = bursts = sends = 0
+    read = write = column_bursts = bursts = 0
     calls: list[Calls] = []
     through_l2 = False
     for visit in walk(tuple(body)):
@@ -154,14 +163,12 @@ def _stage(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Stag
             column_bursts += elements // run * times * streams
         elif step.over:
             bursts = max(bursts, elements // run * times)
-        else:
-            sends = max(sends, size)
     kind: Literal["l1", "l2", "panel", "serial"] = "l1"
     if level == "serial":
         kind = "serial"
     elif through_l2:
         kind = "l2" if level == "segment" else "panel"
-    return Stage(kind, trips, read, write, column_bursts, bursts, sends, tuple(calls))
+    return Stage(kind, trips, read, write, column_bursts, bursts, tuple(calls))
 
 
 def _calls(launch: Launch, call: Call, times: int) -> Calls:
@@ -190,7 +197,7 @@ def _extent(step: Copy) -> tuple[int, int]:
     return elements, run
 
 
-def price(work: Work, device: Device) -> LaunchTime:
+def price(work: Work, device: Device, regime: Regime = "xclbin") -> LaunchTime:
     """Time of a launch on a device, without floors and reconfiguration."""
     total = sum(_function(name, device).launch_us for name in work.functions)
     if any(stage.kind == "l1" for stage in work.stages):
@@ -205,6 +212,8 @@ def price(work: Work, device: Device) -> LaunchTime:
         if work.alone and stage.kind == "l2":
             first = device.constant("alone_fill") * min(busy, moved)
             total += (device.constant("alone_us") + first) * work.rounds
+    if regime == "elf":
+        total *= math.prod(_function(name, device).elf for name in work.functions)
     read = sum(s.read_bytes * s.trips for s in work.stages)
     write = sum(s.write_bytes * s.trips for s in work.stages)
     overhead = max(0.0, total - max(core, ddr))
@@ -225,7 +234,7 @@ def _stage_us(stage: Stage, device: Device) -> tuple[float, float, float]:
         return core, moved, 0.0
     if stage.kind == "panel":
         moved = stage.read_bytes / (device.dram_read_gbps * 1e3)
-        return core, moved, constant("panel_us") + stage.sends / (constant("send_gbps") * 1e3)
+        return core, moved, constant("panel_us")
     if stage.kind == "l1":
         moved = (stage.read_bytes + stage.write_bytes) / (device.dram_gbps * 1e3)
         return core, moved, 0.0
@@ -254,37 +263,37 @@ def _function(name: str, device: Device) -> FunctionCost:
     return NO_COST
 
 
-def predict_launch(launch: Launch, device: Device) -> LaunchTime:
+def predict_launch(launch: Launch, device: Device, regime: Regime = "xclbin") -> LaunchTime:
     """Time of a launch without the floor of its dispatch or its reconfiguration."""
-    return price(measure(launch), device)
+    return price(measure(launch), device, regime)
 
 
 def predict_plan(plan: TilePlan, device: Device) -> DispatchTime:
-    """Time of one kernel dispatched alone, host to host: more than one launch needs an ELF."""
+    """Time of one kernel dispatched alone: more than one launch needs an ELF."""
     return predict_dispatch([plan], device, "xclbin" if len(plan.launches) == 1 else "elf")
 
 
 def predict_dispatch(
     plans: Sequence[TilePlan], device: Device, regime: Regime = "elf"
 ) -> DispatchTime:
-    """NPU time of one dispatch.
+    """Time of one dispatch.
 
     In an `elf` every launch reconfigures the array, the more the more cores it covers; an `xclbin`
-    is loaded before and holds a single launch, so each of several pays a dispatch of its own.
+    is loaded before and holds a single launch, so that each of several is a dispatch of its own.
     """
     return price_dispatch([measure(x) for plan in plans for x in plan.launches], device, regime)
 
 
 def price_dispatch(works: Sequence[Work], device: Device, regime: Regime) -> DispatchTime:
     """Time of the launches of a dispatch, with its floors."""
-    times = tuple(price(work, device) for work in works)
-    if regime == "xclbin":
-        floor = device.constant("dispatch_floor_us") * len(works)
-    else:
-        floor = device.constant("elf_floor_us") + sum(reconfigure_us(w, device) for w in works)
-    return DispatchTime(floor + sum(t.us for t in times), floor, times)
+    times = tuple(price(work, device, regime) for work in works)
+    dispatches, configured = len(works), 0.0
+    if regime == "elf":
+        dispatches, configured = 1, sum(reconfigure_us(work, device) for work in works)
+    floor = device.constant("dispatch_floor_us") * dispatches
+    return DispatchTime(configured + sum(t.us for t in times), floor, configured, times)
 
 
 def reconfigure_us(work: Work, device: Device) -> float:
     """Time to load a launch's configuration inside an ELF."""
-    return device.constant("reconfigure_us") + device.constant("reconfigure_core_us") * work.cores
+    return device.constant("reconfigure_core_us") * work.cores
