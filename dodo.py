@@ -22,13 +22,14 @@ from tilegate.store import Store
 def _load() -> list[dict[str, Any]]:
     """All tasks of this command line. Commands that build nothing need no graph."""
     config = load(overrides_of(sys.argv[1:]), cwd=Path(doit.loader.initial_workdir or "."))
-    found = list(tasks.command_tasks(config))
     command, names = tasks.selected(sys.argv[1:])
+    found: list[dict[str, Any]] = []
     if command != "run" or not names or any(name not in tasks.COMMANDS for name in names):
         from tilegate.graph import nodes
 
         store = Store()
         found += tasks.graph_tasks(store, nodes(config, store))
+    found += tasks.command_tasks(config)
     if command == "run":
         tasks.check_names(names, [tasks.full_name(task) for task in found])
     return found

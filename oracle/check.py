@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from oracle.forward import forward, greedy
+from oracle.forward import forward, greedy, threads_for
 from oracle.metrics import max_abs
 from oracle.pack import open_packed
 from oracle.sources import WeightSource
@@ -35,7 +35,7 @@ def against_transformers(
     tokens, _ = greedy(spec, packed.tensors, trace, steps)
     model = reference_model(spec, packed.tensors)
     theirs, worst = [], 0.0
-    with torch.inference_mode():
+    with torch.inference_mode(), threads_for(max(map(len, prompts))):
         for prompt, logits in zip(prompts, ours, strict=True):
             want, continued = run_reference(model, prompt, steps)
             worst = max(worst, max_abs(logits, want))

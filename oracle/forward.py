@@ -7,7 +7,8 @@ attention works on all tokens at once, attention on each prompt alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -28,6 +29,7 @@ LAYER_VALUES = (
 )
 MODEL_VALUES = ("embedding", "final_norm")
 Capture = Mapping[int, Collection[str]]
+FEW_TOKENS = 256
 
 
 class Tensors(Protocol):
@@ -72,11 +74,25 @@ def forward(
     import torch
 
     run = _Run(spec, tensors, batches, capture or {}, caches)
-    with torch.inference_mode():
+    with torch.inference_mode(), threads_for(len(run.tokens)):
         x = run.embedding()
         for layer in range(spec.layers):
             x = run.layer(layer, x)
         return run.finish(x, all_logits)
+
+
+@contextlib.contextmanager
+def threads_for(tokens: int) -> Iterator[None]:
+    """One torch thread for little work: threads that wait for each other cost more than they
+    bring, and forty times as much when the cores are busy with something else."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if tokens < FEW_TOKENS else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Run:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from oracle.errors import Unavailable, WeightError
-from oracle.tensorfile import Entry, file_digest, joint_digest, read_header, read_tensor
+from oracle.tensorfile import Entry, file_digest, joint_digest, map_file, read_header, view_tensor
 
 INDEX = "model.safetensors.index.json"
 
@@ -45,6 +45,7 @@ class SafetensorsFolder:
     def __init__(self, folder: Path, origin: str | None = None) -> None:
         self._files = _shards(folder)
         self._where: dict[str, tuple[Path, Entry]] = {}
+        self._maps: dict[Path, np.ndarray] = {}
         for path in self._files:
             for name, entry in read_header(path).items():
                 if name in self._where:
@@ -66,7 +67,10 @@ class SafetensorsFolder:
         return self._where[name][1].dtype
 
     def get(self, name: str) -> np.ndarray:
-        return read_tensor(*self._where[name])
+        path, entry = self._where[name]
+        if path not in self._maps:
+            self._maps[path] = map_file(path)
+        return view_tensor(self._maps[path], entry)
 
     def identity(self) -> str:
         return joint_digest((path.name, file_digest(path)) for path in self._files)

@@ -95,15 +95,24 @@ def _verify_layout(path: Path, entries: Mapping[str, Entry], base: int, size: in
         raise WeightError(f"{path.name}: {state}: {size} bytes, the header describes {position}")
 
 
-def read_tensor(path: Path, entry: Entry) -> np.ndarray:
-    """One tensor as float32 of its shape; F32 is a read-only view of the mapped file."""
+def map_file(path: Path) -> np.ndarray:
+    """The bytes of a file, mapped read-only; map once, since each new mapping faults anew."""
+    return np.memmap(path, np.uint8, "r")
+
+
+def view_tensor(data: np.ndarray, entry: Entry) -> np.ndarray:
+    """One tensor of a mapped file as float32 of its shape; F32 is a read-only view of it."""
     dtype = DTYPES[entry.dtype]
-    count = (entry.end - entry.start) // dtype.itemsize
-    if count == 0:
-        return np.zeros(entry.shape, np.float32)
-    data = np.memmap(path, dtype, "r", entry.start, (count,))
-    wide = bf16_to_f32(data) if entry.dtype == "BF16" else data.astype(np.float32, copy=False)
-    return np.asarray(wide).reshape(entry.shape)
+    values = np.asarray(data[entry.start : entry.end]).view(dtype).reshape(entry.shape)
+    if entry.dtype == "BF16":
+        return bf16_to_f32(values)
+    aligned = values.flags.aligned  # a foreign header may end on any byte
+    return values.astype(np.float32, copy=entry.dtype != "F32" or not aligned)
+
+
+def read_tensor(path: Path, entry: Entry) -> np.ndarray:
+    """One tensor of a file as float32."""
+    return view_tensor(map_file(path), entry)
 
 
 def write_tensors(

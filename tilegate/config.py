@@ -7,6 +7,7 @@ code), so that listing tasks and a build with nothing to do import no Hydra at a
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -145,8 +146,9 @@ def _cached(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
         place.parent.mkdir(parents=True, exist_ok=True)
         temp.write_text(json.dumps({"document": document, "digest": digest(document)}))
         temp.replace(place)
-    except OSError:
-        temp.unlink(missing_ok=True)  # only slower without
+    except OSError:  # only slower without
+        with contextlib.suppress(OSError):
+            temp.unlink()
     return document
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -95,7 +96,8 @@ class Digests:
                 temp.write_text(json.dumps(merged))
                 temp.replace(self.state)
             except OSError:
-                temp.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    temp.unlink()
             self._dirty = False
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -292,6 +293,7 @@ class Store:
                 shutil.rmtree(temp, ignore_errors=True)
 
 
+@functools.cache
 def _relative(path: Path) -> str:
     resolved = path.resolve()
     return str(resolved.relative_to(ROOT)) if resolved.is_relative_to(ROOT) else resolved.name

@@ -163,7 +163,7 @@ def gate_table(name: str, record: Mapping[str, Any]) -> str:
         path = REPORTS / "failed" / f"{_file_name(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1, default=str))
-        console.print(f"record: {path.relative_to(ROOT)}", markup=False, highlight=False)
+        console.print(f"record: {os.path.relpath(path, ROOT)}", markup=False, highlight=False)
     return out.getvalue()
 
 
@@ -189,12 +189,13 @@ def _log(name: str) -> str:
 
 
 def graph_tasks(store: Store, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]:
-    """doit's task dictionaries for the nodes, groups first."""
-    present = {node.name.partition(":")[0] for node in nodes if ":" in node.name}
-    for group in sorted(present):
-        yield {"basename": group, "name": None, "doc": GROUPS.get(group, group)}
+    """doit's task dictionaries for the nodes, in order, a group's before its first member."""
+    groups: set[str] = set()
     for node in nodes:
         base, _, name = node.name.partition(":")
+        if name and base not in groups:
+            groups.add(base)
+            yield {"basename": base, "name": None, "doc": GROUPS.get(base, base)}
         yield {
             "basename": base,
             **({"name": name} if name else {}),
@@ -252,6 +253,7 @@ def doit_config(state: Path = STATE) -> dict[str, Any]:
         "default_tasks": ["deploy"],
         "reporter": Reporter,
         "verbosity": 0,
+        "sort": "definition",
         "backend": "json",
         "dep_file": str(_database(state / "doit.json")),
     }
@@ -305,9 +307,7 @@ def quiet_interrupt() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            print(
-                "\ninterrupted: what was finished is kept, run again to continue", file=sys.stderr
-            )
+            print("\ninterrupted: what is finished is kept; run again to go on", file=sys.stderr)
         else:
             before(kind, error, trace)
 

@@ -158,6 +158,7 @@ def _token_ids(packed: Path, prompts: list[str], vocab: int) -> list[list[int]]:
 
 
 def _check(build: Build) -> None:
+    import torch
     from oracle.check import reference_model, run_reference
     from oracle.forward import forward
     from oracle.pack import open_packed
@@ -173,7 +174,8 @@ def _check(build: Build) -> None:
     model = reference_model(spec, tensors)
     found = []
     for number, entry in enumerate(golden.prompts):
-        logits, tokens = run_reference(model, entry["tokens"], golden.record["steps"])
+        with torch.inference_mode():
+            logits, tokens = run_reference(model, entry["tokens"], golden.record["steps"])
         candidate = Generation(entry["greedy"], ours[number])
         reference = Generation(tokens, logits)
         subject = f"prompt {number}"

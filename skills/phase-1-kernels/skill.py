@@ -135,12 +135,14 @@ def _pair(contract: Any, plan: TilePlan, run: Any, operands: Mapping[str, Any]) 
     import numpy as np
 
     dtypes = {t.name: t.dtype for t in plan.tensors}
-    rounded = {
-        name: np.asarray(value).astype(ml_dtypes.bfloat16).astype(np.float32)
-        if dtypes[name] == "bf16"
-        else np.asarray(value)
-        for name, value in operands.items()
-    }
+    rounded = {}
+    for tensor in plan.tensors:
+        if tensor.name in operands:
+            value = np.asarray(operands[tensor.name]).reshape(tensor.shape)
+            bf16 = tensor.dtype == "bf16"
+            rounded[tensor.name] = (
+                value.astype(ml_dtypes.bfloat16).astype(np.float32) if bf16 else value
+            )
     out = run(rounded)
     truth = contract.reference(dict(plan.shape), rounded)
     shaped = {}
