@@ -144,13 +144,23 @@ def test_the_tile_and_the_threads_do_not_change_the_result(run: Run) -> None:
     assert all(np.array_equal(results[0], other) for other in results[1:])
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (14, 2), (2, 2)])
+def test_unrolled_heads_give_the_same_bits(run: Run, heads: int, kv_heads: int) -> None:
+    shape = prompt(512, heads, kv_heads, 64, True)
+    operands = operands_of("flash_attention", shape)
+    one, two = (
+        run("flash_attention", shape, tile_of(4, unrolled), operands) for unrolled in (1, 2)
+    )
+    assert np.array_equal(one, two)
+
+
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), MODELS)
 def test_every_candidate_of_a_model_is_legal(heads: int, kv_heads: int, head_dim: int) -> None:
     npu = device.load()
     for s in (256, 512, 1024, 2048):
         shape = prompt(s, heads, kv_heads, head_dim, True)
         tiles = list(kernels.contract("flash_attention").tile_space(shape))
-        assert tiles
+        assert {tile["heads_per_unroll"] for tile in tiles} == ({1, 2} if heads % 2 == 0 else {1})
         for tile in tiles:
             assert legality.judge("flash_attention", shape, tile, npu).verdict == "legal"
             check_bounds(kernels.contract("flash_attention").plan(shape, tile).launches[0])

@@ -149,18 +149,20 @@ class _Lowering:
                 self.steps.append("")
                 self._steps(step.body, {**slots, step.var: slot})
                 self.steps[at] = (
-                    f"{{Kind::loop, {slot}, {step.count}, {len(self.steps)}, 0, 0, 0, 0}}"
+                    f"{{Kind::loop, {slot}, {step.count}, {len(self.steps)}, 0, 0, 0, 0, 0, 0}}"
                 )
                 continue
-            low, high = step.rows or (0, self.launch.rows)
+            rows, columns = step.rows or (0, self.launch.rows), (0, self.launch.cols)
             if isinstance(step, Copy):
                 kind, index = "copy", len(self.copies)
+                columns = step.cols or columns
                 over_x, over_y = int("x" in step.over), int("y" in step.over)
                 self.copies.append(self._copy(step, slots))
             else:
                 kind, index, over_x, over_y = "call", len(self.calls), 1, 1
                 self.calls.append(self._call(step, slots))
-            self.steps.append(f"{{Kind::{kind}, {index}, 1, 0, {over_x}, {over_y}, {low}, {high}}}")
+            herd = ", ".join(map(str, (over_x, over_y, *rows, *columns)))
+            self.steps.append(f"{{Kind::{kind}, {index}, 1, 0, {herd}}}")
 
     def _place(self, access: Access, slots: Mapping[str, int]) -> str:
         if access.target in self.tensors:
@@ -271,15 +273,14 @@ def check_bounds(launch: Launch) -> None:
     """
     tensors = {t.name: t.elements for t in launch.tensors}
     places = tensors | {b.name: b.elements for b in launch.buffers}
-    ranges = {"x": launch.cols, "y": launch.rows}
     for visit in walk(launch.body):
         if not isinstance(visit.step, Copy):
             continue
-        trips = {**ranges, **{name: count for name, count, _ in visit.loops}}
-        if visit.step.rows:
-            trips["y"] = visit.step.rows[1]
+        ranges = {name: (0, count) for name, count, _ in visit.loops}
+        ranges["x"] = visit.step.cols or (0, launch.cols)
+        ranges["y"] = visit.step.rows or (0, launch.rows)
         for access in (visit.step.src, visit.step.dst):
-            low, high = _reach(access, visit.step.sizes, trips)
+            low, high = _reach(access, visit.step.sizes, ranges)
             if low < 0 or high >= places[access.target]:
                 raise UserError(
                     f"launch {launch.name}: a copy reaches element {low if low < 0 else high} of "
@@ -290,11 +291,13 @@ def check_bounds(launch: Launch) -> None:
             raise UserError(f"launch {launch.name}: a copy from {types[0]} to {types[1]}")
 
 
-def _reach(access: Access, sizes: tuple[int, ...], trips: Mapping[str, int]) -> tuple[int, int]:
+def _reach(
+    access: Access, sizes: tuple[int, ...], ranges: Mapping[str, tuple[int, int]]
+) -> tuple[int, int]:
     low = high = access.offset.base
     for name, coefficient in access.offset.terms:
-        span = coefficient * (trips[name] - 1)
-        low, high = low + min(span, 0), high + max(span, 0)
+        first, last = coefficient * ranges[name][0], coefficient * (ranges[name][1] - 1)
+        low, high = low + min(first, last), high + max(first, last)
     for size, stride in zip(sizes, access.strides, strict=True):
         span = stride * (size - 1)
         low, high = low + min(span, 0), high + max(span, 0)

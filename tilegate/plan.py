@@ -125,7 +125,7 @@ class Copy:
     """Move `sizes` elements (outermost first) from `src` to `dst`, each with its own strides.
 
     Runs once for every herd coordinate in `over`; axes left out of `over` receive a broadcast.
-    `rows` limits the herd rows `[lo, hi)` that execute it.
+    `rows` and `cols` limit the herd rows and columns `[lo, hi)` that execute it.
     """
 
     src: Access
@@ -134,6 +134,7 @@ class Copy:
     over: tuple[Axis, ...] = ("x", "y")
     via: Literal["dma", "cascade"] = "dma"
     rows: tuple[int, int] | None = None
+    cols: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

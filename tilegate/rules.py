@@ -44,6 +44,13 @@ def instances(axes: tuple[Axis, ...], launch: Launch) -> int:
     return (launch.cols if "x" in axes else 1) * (launch.rows if "y" in axes else 1)
 
 
+def executions(step: Copy, launch: Launch) -> int:
+    """How many herd coordinates run a copy: those in `over`, within its rows and columns."""
+    low_x, high_x = step.cols or (0, launch.cols)
+    low_y, high_y = step.rows or (0, launch.rows)
+    return (high_x - low_x if "x" in step.over else 1) * (high_y - low_y if "y" in step.over else 1)
+
+
 def herd(launch: Launch, device: Device) -> Iterator[Requirement]:
     hint = f"the array has {device.cols} columns x {device.rows} rows"
     if not 1 <= launch.cols <= device.cols:

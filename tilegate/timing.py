@@ -152,7 +152,7 @@ def _stage(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Stag
         if 3 not in (source, target):
             continue
         elements, run = _extent(step)
-        streams = rules.instances(step.over, launch)
+        streams = rules.executions(step, launch)
         size = elements * times * streams * places[step.src.target][1]
         if target == 3:
             write += size

@@ -41,7 +41,7 @@ STACK_BYTES = 1024
 BLOCK = 64  # query rows of a core, keys of a block
 STAGES = 4  # cascade: the four rows of a column
 CHUNK = 4096  # elements of one load of K or V into L1
-HEADS_PER_UNROLL = (1,)
+HEADS_PER_UNROLL = (1, 2)
 REFERENCE_ROWS = 1024
 
 
@@ -49,7 +49,8 @@ def tile_space(shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Candidate tiles of a shape, widest herd first."""
     for heads in HEADS_PER_UNROLL:
         for tiles in (8, 4, 2, 1):
-            if tiles * heads <= 8 and shape["S"] % (BLOCK * tiles) == 0:
+            fits = tiles * heads <= 8 and shape["heads"] % heads == 0
+            if fits and shape["S"] % (BLOCK * tiles) == 0:
                 yield {
                     "lqp": BLOCK * tiles,
                     "lkp": BLOCK,

@@ -168,9 +168,10 @@ class Columns {
         i = step.end;
         continue;
       }
-      const int columns = step.over_x ? high_ : low_ + 1;
+      const int first = std::max(low_, step.column_low), last = std::min(high_, step.column_high);
+      const int columns = step.over_x ? last : std::min(last, first + 1);
       const int top = step.over_y ? step.row_high : step.row_low + 1;
-      for (int x = low_; x < columns; ++x) {
+      for (int x = first; x < columns; ++x) {
         variables_[0] = x;
         for (int y = step.row_low; y < top; ++y) {
           variables_[1] = y;

@@ -34,7 +34,7 @@ struct Step {
   std::int32_t count;     // loop: trips
   std::int32_t end;       // loop: first step after its body
   std::int32_t over_x, over_y;
-  std::int32_t row_low, row_high;
+  std::int32_t row_low, row_high, column_low, column_high;
 };
 
 struct Copy {
