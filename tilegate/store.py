@@ -280,11 +280,11 @@ class Store:
         return Artifact(place, key, manifest["digest"], manifest)
 
     def _sweep(self) -> None:
-        """Once per process: remove what killed builds left behind (nobody holds their lock)."""
+        """Once per process: remove what killed builds left behind: nobody holds their lock."""
         if self._swept:
             return
         self._swept = True
-        for temp in self.cache.glob("*/.*.tmp"):
+        for temp in (*self.cache.glob("*/.*.tmp"), *self.cache.glob("*/.*.lock")):
             key = temp.name.split(".")[1]
             with (
                 contextlib.suppress(BlockingIOError),

@@ -307,7 +307,8 @@ def quiet_interrupt() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if issubclass(kind, KeyboardInterrupt):
-            print("\ninterrupted: what is finished is kept; run again to go on", file=sys.stderr)
+            text = "\ninterrupted: what is finished is kept; run again to go on"
+            print(text, file=sys.__stderr__)  # sys.stderr may be a task's, under threads
         else:
             before(kind, error, trace)
 
