@@ -75,7 +75,9 @@ def _tiles(direct: bool) -> dict[tuple[Any, ...], dict[str, Any]]:
         if named is None or not row.get("latency_us") or row.get("out_dtype") == "f32":
             continue
         op, shape, tile = named
-        if tile.get("method") == "direct" and not direct or direct and tile.get("method") != "direct":
+        if (tile.get("method") == "direct" and not direct) or (
+            direct and tile.get("method") != "direct"
+        ):
             continue
         key = (op, *sorted((n, v) for n, v in shape.items() if n != "eps"))
         if row["role"] in ("table", "sweep") and (
@@ -109,5 +111,7 @@ def dispatch(name: str, decoder: Model, phase: str, tokens: int = 2048) -> list[
     """The plans of one published dispatch, in program order."""
     if name == "lm_head_gemv":  # its norm runs on the host
         return [plan(op, decoder) for op in model.lm_head(decoder).ops if op.kernel == "gemv"]
-    ops = (model.decode(decoder, tokens) if phase == "decode" else model.prefill(decoder, tokens)).ops
+    ops = (
+        model.decode(decoder, tokens) if phase == "decode" else model.prefill(decoder, tokens)
+    ).ops
     return [plan(op, decoder) for op in ops if op.name in DISPATCHES[name]]

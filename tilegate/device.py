@@ -33,6 +33,8 @@ class FunctionCost:
     Per call: `call_us`, its multiply-accumulates, the elements it touches and the elements of the
     buffer it updates, each over its rate (a rate of 0: no such term). `launch_us` falls due once
     in a launch that uses the function. `elf` scales a launch that uses it inside an ELF.
+    Where the outermost loop runs only once, nothing is fetched ahead for its next round: each outer
+    iteration then costs `alone_us` and `alone_fill` times the shorter of compute and refill more.
     """
 
     call_us: float = 0.0
@@ -41,6 +43,8 @@ class FunctionCost:
     outputs_per_us: float = 0.0
     launch_us: float = 0.0
     elf: float = 1.0
+    alone_us: float = 0.0
+    alone_fill: float = 0.0
 
 
 @dataclass(frozen=True)

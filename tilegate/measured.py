@@ -97,9 +97,6 @@ def plan(row: Mapping[str, Any]) -> TilePlan | None:
     if named is None:
         return None
     op, shape, tile = named
-    if op == "flash_attention":  # heads or query tiles side by side: the same rounds and blocks
-        wide = tile["num_q_tiles"] * tile["heads_per_unroll"]
-        tile = {**tile, "lqp": 64 * wide, "num_q_tiles": wide, "heads_per_unroll": 1}
     return kernels.contract(op).plan(shape, tile)
 
 

@@ -51,6 +51,13 @@ def executions(step: Copy, launch: Launch) -> int:
     return (high_x - low_x if "x" in step.over else 1) * (high_y - low_y if "y" in step.over else 1)
 
 
+def streams(copy: Copy, launch: Launch) -> int:
+    """How many herd coordinates execute a copy, one stream each."""
+    low, high = copy.cols or (0, launch.cols)
+    bottom, top = copy.rows or (0, launch.rows)
+    return (high - low if "x" in copy.over else 1) * (top - bottom if "y" in copy.over else 1)
+
+
 def herd(launch: Launch, device: Device) -> Iterator[Requirement]:
     hint = f"the array has {device.cols} columns x {device.rows} rows"
     if not 1 <= launch.cols <= device.cols:
@@ -94,17 +101,17 @@ def core_channels(
     """Streams into and out of the busiest core; copies into one buffer share its stream."""
     for way, most in (("in", device.core.channels_in), ("out", device.core.channels_out)):
         for row in range(launch.rows):
-            streams = {
+            into = {
                 target
                 for copy in copies
                 if copy.rows is None or copy.rows[0] <= row < copy.rows[1]
                 for target in ((copy.dst if way == "in" else copy.src).target,)
                 if places[target][0] == 1
             }
-            if len(streams) > most:
-                hint = f"{launch.name}: {', '.join(sorted(streams))}; pack or share streams"
+            if len(into) > most:
+                hint = f"{launch.name}: {', '.join(sorted(into))}; pack or share streams"
                 unit = f"streams {way} per core"
-                yield Requirement("R-TILE-CH", False, len(streams), most, unit, hint)
+                yield Requirement("R-TILE-CH", False, len(into), most, unit, hint)
                 break
 
 
@@ -113,19 +120,19 @@ def shim_channels(
 ) -> Iterator[Requirement]:
     """Streams from and to DDR; those of a memory tile's buffer join into one per column."""
     for way, most in (("in", device.shim.channels_in), ("out", device.shim.channels_out)):
-        streams: dict[tuple[str, str], int] = {}
+        found: dict[tuple[str, str], int] = {}
         for copy in copies:
             far, near = (copy.src, copy.dst) if way == "in" else (copy.dst, copy.src)
             if places[far.target][0] != 3:
                 continue
-            count = instances(copy.over, launch)
+            count = streams(copy, launch)
             if places[near.target][0] == 2:
                 count = min(count, launch.cols)
             key = (far.target, near.target)
-            streams[key] = max(streams.get(key, 0), count)
-        used, available = sum(streams.values()), most * device.cols
+            found[key] = max(found.get(key, 0), count)
+        used, available = sum(found.values()), most * device.cols
         if used > available:
-            parts = " + ".join(f"{tensor} {n}" for (tensor, _), n in streams.items())
+            parts = " + ".join(f"{tensor} {n}" for (tensor, _), n in found.items())
             hint = f"{launch.name}: {parts}"
             yield Requirement("R-SHIM-CH", False, used, available, f"channels {way}", hint)
 

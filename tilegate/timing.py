@@ -210,8 +210,8 @@ def price(work: Work, device: Device, regime: Regime = "xclbin") -> LaunchTime:
         overlapped = stage.kind in ("l1", "l2")
         total += ((max(busy, moved) if overlapped else busy + moved) + extra) * stage.trips
         if work.alone and stage.kind == "l2":
-            first = device.constant("alone_fill") * min(busy, moved)
-            total += (device.constant("alone_us") + first) * work.rounds
+            for cost in (_function(name, device) for name in work.functions):
+                total += (cost.alone_us + cost.alone_fill * min(busy, moved)) * work.rounds
     if regime == "elf":
         total *= math.prod(_function(name, device).elf for name in work.functions)
     read = sum(s.read_bytes * s.trips for s in work.stages)
