@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from oracle.errors import WeightError
+from oracle.ggufmap import ROPE_FACTORS
 from oracle.rope import scaling_factors
 from oracle.sources import WeightSource
 from oracle.spec import ModelSpec, tensor_shapes
@@ -20,7 +21,7 @@ IGNORED = {
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq": "computed from rope.theta",
     r"rope_freqs\.weight": "computed from rope.scaling, after comparison",
 }
-HEAD, EMBEDDING, ROPE_FACTORS = "lm_head.weight", "model.embed_tokens.weight", "rope_freqs.weight"
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def account(spec: ModelSpec, source: WeightSource) -> list[str]:

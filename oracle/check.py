@@ -27,19 +27,16 @@ def against_transformers(
     Returns max_abs_logit (worst of all prompts), positions (compared), greedy_equal (prompts
     whose tokens all agree), prompts, steps, and both token lists.
     """
-    import torch
-
     packed = open_packed(packed_dir)
     trace = forward(spec, packed.tensors, prompts, all_logits=True)
     ours = [logits.copy() for logits in trace.logits]
     tokens, _ = greedy(spec, packed.tensors, trace, steps)
     model = reference_model(spec, packed.tensors)
     theirs, worst = [], 0.0
-    with torch.inference_mode(), threads_for(max(map(len, prompts))):
-        for prompt, logits in zip(prompts, ours, strict=True):
-            want, continued = run_reference(model, prompt, steps)
-            worst = max(worst, max_abs(logits, want))
-            theirs.append(continued)
+    for prompt, logits in zip(prompts, ours, strict=True):
+        want, continued = run_reference(model, prompt, steps)
+        worst = max(worst, max_abs(logits, want))
+        theirs.append(continued)
     return {
         "max_abs_logit": worst,
         "positions": sum(len(logits) for logits in ours),
@@ -58,10 +55,10 @@ def run_reference(
     import torch
 
     ids = torch.tensor([list(prompt)])
-    logits = model(input_ids=ids).logits[0].numpy()
-    whole = model.generate(
-        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=steps
-    )
+    mask = torch.ones_like(ids)
+    with torch.inference_mode(), threads_for(len(prompt)):
+        logits = model(input_ids=ids).logits[0].numpy()
+        whole = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=steps)
     return logits, whole[0, len(prompt) :].tolist()
 
 

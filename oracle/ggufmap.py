@@ -101,6 +101,8 @@ def declared(reader: GGUFReader) -> dict[str, Any]:
     kind = field(reader, f"{family}.rope.scaling.type", "none")
     if kind != "none":
         raise WeightError(f"GGUF: rope scaling {kind!r}; supported: none, per-frequency factors")
+    if all(tensor.name != ROPE_FACTORS for tensor in reader.tensors):
+        found["rope.scaling"] = None
     return found
 
 

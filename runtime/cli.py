@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256
 USAGE = """run "prompt"            answer one prompt (`-` reads it from standard input)
        run --chat              converse
+       run --ids FILE          continue token ids (a JSON list); needs no tokenizer
        run bench               time to first token and per output token
        run verify              compare every file with the manifest"""
 
@@ -57,18 +58,20 @@ def _command(root: Path, options: argparse.Namespace) -> int:
         return _bench(root, manifest, options)
     if len(words) > 1:
         raise BundleError(f'quote the prompt: run "{" ".join(words)}"')
-    if not words and not options.chat:
+    if not words and not options.chat and not options.ids:
         raise BundleError("a prompt is needed; `run --help` shows the commands")
     prompt = words[0] if words else ""
     if prompt == "-":
         prompt = sys.stdin.read()
-    if not prompt.strip() and not options.chat:
+    if not prompt.strip() and not options.chat and not options.ids:
         raise BundleError("the prompt is empty")
     if manifest.rehearsal and not options.allow_rehearsal:
         raise BundleError(
             f"{manifest.model.name} is a rehearsal with synthetic weights, so its text means "
             "nothing; add --allow-rehearsal to generate it all the same"
         )
+    if options.ids:
+        return _continue(root, manifest, options)
     return _converse(root, manifest, options, prompt)
 
 
@@ -84,6 +87,7 @@ def _parser(root: Path) -> argparse.ArgumentParser:
     parser.add_argument("prompt", nargs="*", help=argparse.SUPPRESS)
     add = parser.add_argument
     add("--chat", action="store_true", help="converse; an empty line or Ctrl-D ends it")
+    add("--ids", metavar="FILE", help="token ids instead of a prompt")
     add("--system", metavar="TEXT", help="system message, where the model has one")
     add("--raw", action="store_true", help="the prompt as it is, without chat template")
     add(
@@ -193,6 +197,30 @@ def _converse(root: Path, manifest: Manifest, options: argparse.Namespace, promp
         if status:
             return status
         history.append(("assistant", text))
+    return 0
+
+
+def _continue(root: Path, manifest: Manifest, options: argparse.Namespace) -> int:
+    """The tokens that follow given ones, as ids."""
+    _need("numpy")
+    from .runner import Runner
+    from .sampling import Sampler
+
+    try:
+        ids = json.loads(Path(options.ids).read_bytes())
+    except (OSError, ValueError) as error:
+        raise BundleError(f"--ids {options.ids}: {error}") from None
+    if not isinstance(ids, list) or any(type(token) is not int for token in ids):
+        raise BundleError(f"--ids {options.ids}: a JSON list of integers is wanted")
+    runner = Runner(root, open_session(options.device, manifest.device))
+    sampler = Sampler(options.temperature, options.top_p, options.seed)
+    clock = Clock(runner.session.now_us)
+    stops = frozenset(manifest.eos_ids)
+    tokens = list(clock.through(runner.generate(ids, sampler, options.max_tokens, stops)))
+    if options.json:
+        print(json.dumps(_document(runner, ids, tokens, "", clock, options, "")))
+    else:
+        print(" ".join(map(str, tokens)))
     return 0
 
 

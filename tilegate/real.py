@@ -19,7 +19,7 @@ class Real:
 
     def __init__(self, model: Mapping[str, Any], golden: Path, weights: Path) -> None:
         from oracle.spec import ModelSpec
-        from oracle.tensorfile import map_file, read_header
+        from oracle.tensorfile import read_header
         from oracle.traces import Golden
 
         self.spec = ModelSpec.from_dict(model)
@@ -27,7 +27,7 @@ class Real:
         self.tokens = len(self.golden.prompts[PROMPT]["tokens"])
         file = weights / "weights.safetensors"
         self.header = read_header(file)
-        self.weights = map_file(file)
+        self.weights = file
 
     def operands(self, op: Op, phase: Phase, layer: int) -> tuple[dict[str, Any], int]:
         """Arrays by operand name, and how many rows of the output are real (the rest is padding).

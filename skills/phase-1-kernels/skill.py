@@ -86,7 +86,8 @@ def _gate(
     shape = dict(plan.shape)
     found, expected = [], 0
 
-    rows = min(t.elements // t.shape[-1] for t in plan.tensors if t.role == "out")
+    outputs = [t for t in plan.tensors if t.role == "out"]
+    rows = min(t.elements // (t.shape[-1] if len(t.shape) > 1 else 1) for t in outputs)
     calls = max(CALLS, -(-LEAST_ROWS // rows))
     drawn = [contract.inputs(shape, np.random.default_rng(seed)) for seed in range(calls)]
     pairs = [_pair(contract, plan, run, operands) for operands in drawn]
