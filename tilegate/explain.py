@@ -14,7 +14,8 @@ def explain(store: Store, node: Node) -> str:
     """Why the node is current or not: the first reason, in words."""
     missing = [need.name for need in node.needs if not store.find(need)]
     if missing:
-        return f"needs {', '.join(missing)}, not built"
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        return f"needs {', '.join(missing[:3])}{more}, not built"
     key = store.key(node)
     artifact = store.find(node)
     if artifact:

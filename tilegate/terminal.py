@@ -134,7 +134,8 @@ class Reporter:
         elif not self.built and self.current == self.done:
             what = ", ".join(self.selected)
             verb = "is" if len(self.selected) == 1 else "are"
-            self._line(f"nothing to do: {what} {verb} current, {self.current} tasks up to date")
+            tasks = "1 task" if self.current == 1 else f"{self.current} tasks"
+            self._line(f"nothing to do: {what} {verb} current, {tasks} up to date")
         else:
             for name in self.selected:
                 if name in self.summaries:
