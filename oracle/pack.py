@@ -39,8 +39,8 @@ def pack(spec: ModelSpec, source: WeightSource, out_dir: Path) -> dict[str, Any]
     exact = "BF16" if all(source.dtype(name) == "BF16" for name in names) else "F32"
     layout = {name: (exact, source.shape(name)) for name in names}
     out_dir.mkdir(parents=True, exist_ok=True)
-    digest = write_tensors(out_dir / MODEL, layout, lambda name: finite(name, source.get(name)))
     tokenizer = write_tokenizer(spec, source.info.tokenizer, out_dir)
+    digest = write_tensors(out_dir / MODEL, layout, lambda name: finite(name, source.get(name)))
     record = {
         "format": FORMAT,
         "model": spec.name,

@@ -165,7 +165,8 @@ class GgufFile:
         self._reader = ggufmap.open_reader(path)
         self._tensors = ggufmap.named_tensors(self._reader, path.name)
         declared = ggufmap.declared(self._reader)
-        self.info = SourceInfo("real", origin or f"file {path.name}", declared, path)
+        tokenizer = path if self._reader.get_field("tokenizer.ggml.model") else None
+        self.info = SourceInfo("real", origin or f"file {path.name}", declared, tokenizer)
 
     def names(self) -> list[str]:
         return list(self._tensors)

@@ -299,3 +299,23 @@ def test_chat_templates_are_reduced_or_said_to_be_irreducible(name: str) -> None
         want = reference.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         assert assemble(chat, turns) == want
         assert chat["trim"] == (name == "trimmed")
+
+
+def test_the_built_tokenizer_splits_digits_and_round_trips(
+    default_model: tuple[ModelSpec, Path],
+) -> None:
+    from tokenizers import Tokenizer
+
+    spec, folder = default_model
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    record = open_packed(folder).record
+    assert record["tokenizer"]["tokens"] == spec.vocab
+    for text in ("1984 + 16 = 2000", "naïve façade\n\n\tx", "日本語 🙂", "a  b   c"):
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert len(tokenizer.encode("1984").ids) == 4
+    chat = json.loads((folder / "chat.json").read_text())
+    assert chat["kind"] == "turns" and chat["eos_ids"]
+    text = assemble(chat, [{"role": "user", "content": "Hi"}])
+    special = [i for i in tokenizer.encode(text).ids if i in (chat["bos_id"], *chat["eos_ids"])]
+    assert len(special) == 5  # three turns begin, two end
