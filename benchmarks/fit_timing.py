@@ -16,7 +16,7 @@ import argparse
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ GROUPS = {
         ),
         ("dispatch", "elf-insitu"),
     ),
+    "model": Group(("model",), ("timing.host_dispatch_us", "timing.host_gbps"), ("model",)),
 }
 
 
@@ -239,13 +240,13 @@ def errors(device: Device, rows: Sequence[Row]) -> list[float]:
 
 
 def left_out(
-    device: Device, rows: Sequence[Row], names: Sequence[str], key: Callable[[Row], str]
+    device: Device, rows: Sequence[Row], names: Sequence[str]
 ) -> list[tuple[float, Row]]:
     """Errors of each row with its whole shape left out of the fit."""
     found = []
-    for value in sorted({key(row) for row in rows}):
-        rest = [row for row in rows if key(row) != value]
-        held = [row for row in rows if key(row) == value]
+    for value in sorted({row.shape for row in rows}):
+        rest = [row for row in rows if row.shape != value]
+        held = [row for row in rows if row.shape == value]
         found += list(zip(errors(fit(device, rest, names, 25), held), held, strict=True))
     return found
 
@@ -280,7 +281,9 @@ def main() -> None:
     for name, group in GROUPS.items():
         if args.group and name not in args.group:
             continue
-        rows = [row for row in rows_of(group.ops) if row.regime in group.regimes]
+        rows: Sequence[Any] = published.model_rows()
+        if name != "model":
+            rows = [row for row in rows_of(group.ops) if row.regime in group.regimes]
         if args.fit or args.write or args.loso:
             device = fit(device, rows, group.names)
             for constant in group.names:
@@ -292,7 +295,7 @@ def main() -> None:
         for e, row in sorted(zip(found, rows, strict=True), key=lambda t: -abs(t[0]))[: args.worst]:
             print(f"      {row.id:60s} {row.us:10.1f} {e * 100:+6.1f} %")
         if args.loso:
-            out = left_out(device, rows, group.names, lambda row: row.shape)
+            out = left_out(device, rows, group.names)
             print(f"{name:16s} shape out   {summary([e for e, _ in out])}")
 
 

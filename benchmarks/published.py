@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tilegate import device as devices
-from tilegate import kernels, measured, model, planner
+from tilegate import kernels, measured, model, planner, timing
+from tilegate.device import Device
 from tilegate.model import Op
 from tilegate.plan import TilePlan
 from tilegate.settings import Model, Rope
@@ -75,9 +77,7 @@ def _tiles(direct: bool) -> dict[tuple[Any, ...], dict[str, Any]]:
         if named is None or not row.get("latency_us") or row.get("out_dtype") == "f32":
             continue
         op, shape, tile = named
-        if (tile.get("method") == "direct" and not direct) or (
-            direct and tile.get("method") != "direct"
-        ):
+        if "method" in tile and (tile["method"] == "direct") != direct:
             continue
         key = (op, *sorted((n, v) for n, v in shape.items() if n != "eps"))
         if row["role"] in ("table", "sweep") and (
@@ -111,7 +111,58 @@ def dispatch(name: str, decoder: Model, phase: str, tokens: int = 2048) -> list[
     """The plans of one published dispatch, in program order."""
     if name == "lm_head_gemv":  # its norm runs on the host
         return [plan(op, decoder) for op in model.lm_head(decoder).ops if op.kernel == "gemv"]
-    ops = (
-        model.decode(decoder, tokens) if phase == "decode" else model.prefill(decoder, tokens)
-    ).ops
+    block = model.decode if phase == "decode" else model.prefill
+    ops = block(decoder, tokens).ops
     return [plan(op, decoder) for op in ops if op.name in DISPATCHES[name]]
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """Time to the first token, or per token, of a whole published model."""
+
+    id: str
+    shape: str
+    us: float
+    layers: int
+    works: tuple[timing.Work, ...]  # of one layer
+    head: tuple[timing.Work, ...]
+    dispatches: int  # of one layer
+    activation_bytes: int
+
+    def predict(self, device: Device) -> float:
+        layer = timing.price_dispatch(self.works, device, "elf").us
+        layer += self.dispatches * timing.host_us(device, self.activation_bytes)
+        head = timing.price_dispatch(self.head, device, "elf").us
+        return self.layers * layer + head + timing.host_us(device, 0)
+
+
+@functools.cache
+def model_rows() -> tuple[ModelRow, ...]:
+    """Published times of whole models; repeats with other weights or toolchains left out."""
+    phases = {"prefill": ("rms_gemms_rope", "flash_attn", "o_ffn")}
+    phases["decode"] = ("rms_gemv_rope", "o_gemv_ffn")
+    found = []
+    for row in measured.load():
+        if row["op"] != "model" or row["role"] != "e2e" or row["model"] not in models():
+            continue
+        decoder = models()[row["model"]]
+        head = _works([dispatch("lm_head_gemv", decoder, "decode")])
+        times = {"prefill": row["ttft_s"] * 1e6, "decode": 1e6 / row["decode_tok_s"]}
+        for phase, names in phases.items():
+            one = ModelRow(
+                f"{row['id']}.{phase}",
+                row["model"],
+                times[phase],
+                decoder.layers,
+                _works([dispatch(name, decoder, phase) for name in names]),
+                head,
+                row[f"elf_per_layer_{phase}"],
+                (row["seq_len"] if phase == "prefill" else 1) * decoder.dim * 2,
+            )
+            found.append(one)
+    return tuple(found)
+
+
+def _works(dispatches: list[list[TilePlan]]) -> tuple[timing.Work, ...]:
+    plans = (one for plans in dispatches for one in plans)
+    return tuple(timing.measure(launch) for one in plans for launch in one.launches)

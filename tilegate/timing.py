@@ -297,3 +297,9 @@ def price_dispatch(works: Sequence[Work], device: Device, regime: Regime) -> Dis
 def reconfigure_us(work: Work, device: Device) -> float:
     """Time to load a launch's configuration inside an ELF."""
     return device.constant("reconfigure_core_us") * work.cores
+
+
+def host_us(device: Device, activation_bytes: int) -> float:
+    """What the host adds to one dispatch of a model: starting it, and handling its activations."""
+    start = device.constant("dispatch_floor_us") + device.constant("host_dispatch_us")
+    return start + activation_bytes / (device.constant("host_gbps") * 1e3)
