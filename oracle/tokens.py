@@ -15,6 +15,7 @@ from oracle.spec import ModelSpec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
 CONTROL, USER_DEFINED = 3, 4  # GGUF token types
 WORDS = (
@@ -112,8 +113,7 @@ def _from_gguf(path: Path, target: Path) -> TokenizerFacts:
 
 def _build_bpe(fields: Mapping[str, Any], file: str) -> Tokenizer:
     """Byte-level BPE with the splitting rule that `tokenizer.ggml.pre` names."""
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
-    from tokenizers import pre_tokenizers as pre
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
     from tokenizers.processors import ByteLevel, Sequence, TemplateProcessing
 
     tokens: list[str] = fields["tokens"]
@@ -122,15 +122,7 @@ def _build_bpe(fields: Mapping[str, Any], file: str) -> Tokenizer:
     kind = fields.get("pre")
     bpe = models.BPE(vocab, merges, ignore_merges=kind == "llama-bpe")
     tokenizer = Tokenizer(bpe)
-    plain = pre.ByteLevel(add_prefix_space=False, use_regex=False)
-    if kind == "smollm":
-        words = pre.ByteLevel(add_prefix_space=False, use_regex=True)
-        tokenizer.pre_tokenizer = pre.Sequence([pre.Digits(individual_digits=True), words])
-    elif kind in ("llama-bpe", "qwen2"):
-        pattern = Regex(WORDS % ("{1,3}" if kind == "llama-bpe" else ""))
-        tokenizer.pre_tokenizer = pre.Sequence([pre.Split(pattern, "isolated"), plain])
-    else:
-        raise WeightError(f"{file}: splitting rule {kind!r}; supported: smollm, llama-bpe, qwen2")
+    tokenizer.pre_tokenizer = _splitting(kind, file)
     if kind == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
@@ -150,3 +142,18 @@ def _build_bpe(fields: Mapping[str, Any], file: str) -> Tokenizer:
         elif token_type == USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, normalized=False)])
     return tokenizer
+
+
+def _splitting(kind: Any, file: str) -> PreTokenizer:
+    """How text is cut into words before merging."""
+    from tokenizers import Regex
+    from tokenizers import pre_tokenizers as pre
+
+    if kind == "smollm":
+        words = pre.ByteLevel(add_prefix_space=False, use_regex=True)
+        return pre.Sequence([pre.Digits(individual_digits=True), words])
+    if kind not in ("llama-bpe", "qwen2"):
+        raise WeightError(f"{file}: splitting rule {kind!r}; supported: smollm, llama-bpe, qwen2")
+    pattern = Regex(WORDS % ("{1,3}" if kind == "llama-bpe" else ""))
+    plain = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre.Sequence([pre.Split(pattern, "isolated"), plain])
