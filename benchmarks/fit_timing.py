@@ -239,9 +239,7 @@ def errors(device: Device, rows: Sequence[Row]) -> list[float]:
     return [row.predict(device) / row.us - 1 for row in rows]
 
 
-def left_out(
-    device: Device, rows: Sequence[Row], names: Sequence[str]
-) -> list[tuple[float, Row]]:
+def left_out(device: Device, rows: Sequence[Row], names: Sequence[str]) -> list[tuple[float, Row]]:
     """Errors of each row with its whole shape left out of the fit."""
     found = []
     for value in sorted({row.shape for row in rows}):

@@ -17,8 +17,10 @@ from tilegate.model import Op
 from tilegate.plan import TilePlan
 from tilegate.settings import Model, Rope
 
-INPUTS = ("attn_norm", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias")
-INPUTS += ("q_norm", "k_norm", "q_rope", "k_rope")
+INPUTS: tuple[str, ...] = (
+    *("attn_norm", "q_proj", "k_proj", "v_proj", "q_bias", "k_bias", "v_bias"),
+    *("q_norm", "k_norm", "q_rope", "k_rope"),
+)
 MLP = ("mlp_norm", "gate_proj", "up_proj", "silu_mul", "down_proj", "mlp_residual")
 # Published dispatch -> the ops that it holds. Attention of decode runs on the host there.
 DISPATCHES = {
@@ -139,8 +141,10 @@ class ModelRow:
 @functools.cache
 def model_rows() -> tuple[ModelRow, ...]:
     """Published times of whole models; repeats with other weights or toolchains left out."""
-    phases = {"prefill": ("rms_gemms_rope", "flash_attn", "o_ffn")}
-    phases["decode"] = ("rms_gemv_rope", "o_gemv_ffn")
+    phases: dict[str, tuple[str, ...]] = {
+        "prefill": ("rms_gemms_rope", "flash_attn", "o_ffn"),
+        "decode": ("rms_gemv_rope", "o_gemv_ffn"),
+    }
     found = []
     for row in measured.load():
         if row["op"] != "model" or row["role"] != "e2e" or row["model"] not in models():

@@ -1,8 +1,8 @@
 """`python -m tilegate.check OP field=value ... [--stitched] [--json]`: is this tile legal?
 
 Fields are those of the kernel's contract; the names of the published tables are understood too
-(`eltwise_add`, `rmsnorm`, `herd_m`, `herd_n`, `lq`, ...). Exit status: 0 legal, 1 illegal or unknown,
-2 usage.
+(`eltwise_add`, `rmsnorm`, `herd_m`, `herd_n`, `lq`, ...).
+Exit status: 0 legal, 1 illegal or unknown, 2 usage.
 """
 
 from __future__ import annotations
