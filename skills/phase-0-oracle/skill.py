@@ -159,6 +159,7 @@ def _token_ids(packed: Path, prompts: list[str], vocab: int) -> list[list[int]]:
 
 def _check(build: Build) -> None:
     import torch
+
     from oracle.check import reference_model, run_reference
     from oracle.forward import forward
     from oracle.pack import open_packed

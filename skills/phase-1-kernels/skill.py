@@ -57,7 +57,9 @@ def label_of(plan: TilePlan) -> str:
     words = []
     for fields, values in ((contract.SHAPE_FIELDS, plan.shape), (contract.TILE_FIELDS, plan.tile)):
         given = dict(values)
-        words += [_word(name, given[name]) for name in fields if given.get(name, False) is not False]
+        words += [
+            _word(name, given[name]) for name in fields if given.get(name, False) is not False
+        ]
     return ".".join((plan.op, *words))
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilegate import bundle, gate, policy, records
+from tilegate import bundle, gate, policy, records, summary
 from tilegate.config import plain
 from tilegate.deployment import Deployment
 from tilegate.errors import BrokenTool
 from tilegate.graph import Graph
-from tilegate.promote import REHEARSAL, promote
+from tilegate.promote import promote
 from tilegate.store import ROOT, Artifact, Build, Node
 
 DEPLOY = ROOT / "build" / "deploy"
@@ -162,13 +162,13 @@ def _deploy(deployment: Deployment, build: Build) -> None:
     ]
     sealed = bundle.manifest(deployment, folder, weights, provenance, gates)
     (folder / "manifest.json").write_bytes(sealed)
+    build.notes["summary"] = summary.text(deployment, json.loads(sealed))
 
 
 def target_of(model: str, artifact: Artifact) -> Path:
     """Where the bundle belongs: rehearsals stay apart from what answers people."""
     document = json.loads(artifact.file("bundle/manifest.json").read_text())
-    rehearsal = document["weights"]["kind"] == "rehearsal"
-    return DEPLOY / (model + (REHEARSAL if rehearsal else ""))
+    return DEPLOY / summary.place(document)
 
 
 def _promote(model: str, artifact: Artifact) -> None:
