@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import published
-
 from tilegate import device as devices
 from tilegate import measured, timing
 from tilegate.device import Device, FunctionCost
+from tilegate.published import Published
 
 SCALE = 0.03  # errors below the noise of the measurements count quadratically, above it linearly
 
@@ -129,7 +129,7 @@ GROUPS = {
 }
 
 
-def rows_of(ops: Sequence[str]) -> list[Row]:
+def rows_of(ops: Sequence[str], published: Published) -> list[Row]:
     """The rows of some ops that are fit to compare with."""
     found = []
     for raw in measured.load():
@@ -137,7 +137,7 @@ def rows_of(ops: Sequence[str]) -> list[Row]:
         if not wanted or raw["role"] in measured.NOT_FITTED:
             continue
         if raw["op"] == "dispatch":
-            found += _dispatch(raw)
+            found += _dispatch(raw, published)
             continue
         plan = measured.plan(raw)
         assert plan is not None
@@ -151,13 +151,11 @@ def rows_of(ops: Sequence[str]) -> list[Row]:
     return found
 
 
-def _dispatch(raw: Mapping[str, Any]) -> list[Row]:
+def _dispatch(raw: Mapping[str, Any], published: Published) -> list[Row]:
     """A dispatch of a published decoder whose time on the NPU was published."""
-    decoder = published.models().get(raw["model"])
-    if decoder is None or raw["latency_kind"] != "npu_run":
+    if raw["model"] not in published.models or raw["latency_kind"] != "npu_run":
         return []
-    plans = published.dispatch(raw["dispatch"], decoder, raw["phase"])
-    works = tuple(timing.measure(launch) for plan in plans for launch in plan.launches)
+    works = published.dispatch(raw["dispatch"], raw["model"], raw["phase"])
     return [Row(raw["id"], raw["model"], raw["latency_us"], "dispatch", works)]
 
 
@@ -192,6 +190,8 @@ def put(device: Device, values: Mapping[str, float]) -> Device:
 def fit(device: Device, rows: Sequence[Row], names: Sequence[str], rounds: int = 80) -> Device:
     """Constants that explain the rows best, starting from those of the device."""
     target = np.log([row.us for row in rows])
+    shapes = Counter(row.shape for row in rows)
+    share = np.array([shapes[row.shape] ** -0.5 for row in rows])  # many rows of a shape: less each
     start = np.log([max(get(device, name), 1e-6) for name in names])
 
     def at(p: np.ndarray) -> Device:
@@ -203,14 +203,14 @@ def fit(device: Device, rows: Sequence[Row], names: Sequence[str], rounds: int =
 
     def cost(r: np.ndarray, p: np.ndarray) -> float:
         drift = 2e-4 * float(np.sum((p - start) ** 2))  # keeps what no row determines in place
-        return float(np.sum(np.sqrt(r * r + SCALE**2) - SCALE)) + drift
+        return float(np.sum(share * (np.sqrt(r * r + SCALE**2) - SCALE))) + drift
 
     p, damping = start.copy(), 1e-2
     r = residual(p)
     best = cost(r, p)
     for _ in range(rounds):
         slope = np.stack([(residual(p + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(p))], axis=1)
-        weight = 1 / np.sqrt(r * r + SCALE**2)
+        weight = share / np.sqrt(r * r + SCALE**2)
         normal = slope.T @ (slope * weight[:, None]) + 4e-4 * np.eye(len(p))
         gradient = slope.T @ (weight * r) + 4e-4 * (p - start)
         gain = 0.0
@@ -276,12 +276,18 @@ def main() -> None:
     parser.add_argument("--worst", type=int, default=0, help="print that many rows")
     args = parser.parse_args()
     device = devices.load("npu2")
+    published = Published(measured.load(), device)
     for name, group in GROUPS.items():
         if args.group and name not in args.group:
             continue
-        rows: Sequence[Any] = published.model_rows()
+        rows: Sequence[Any] = [
+            one
+            for record in published.records
+            if record["op"] == "model"
+            for one in published.model_rows(record)
+        ]
         if name != "model":
-            rows = [row for row in rows_of(group.ops) if row.regime in group.regimes]
+            rows = [row for row in rows_of(group.ops, published) if row.regime in group.regimes]
         if args.fit or args.write or args.loso:
             device = fit(device, rows, group.names)
             for constant in group.names:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tilegate import kernels
+from tilegate import kernels, timing
+from tilegate.device import Device
 from tilegate.plan import (
     Access,
     Buffer,
@@ -98,6 +99,16 @@ def plan(row: Mapping[str, Any]) -> TilePlan | None:
         return None
     op, shape, tile = named
     return kernels.contract(op).plan(shape, tile)
+
+
+def predict(row: Mapping[str, Any], plan: TilePlan, device: Device) -> float:
+    """Predicted time of a measured kernel in the regime in which it was measured, microseconds.
+
+    `elf-insitu` rows are the slope of replicated launches: no dispatch floor is in them.
+    """
+    regime = str(row.get("regime", "xclbin"))
+    time = timing.predict_dispatch([plan], device, "elf" if regime.startswith("elf") else "xclbin")
+    return time.us if regime == "elf-insitu" else time.host_us
 
 
 def _stream(row: Mapping[str, Any]) -> TilePlan:
