@@ -93,7 +93,7 @@ def manifest(
             "context": config.sequence.context,
         },
         "lm_head": [d.name for d in deployment.of_phase("lm_head")],
-        "rope": model["rope"],
+        "rope": _rope(model["rope"]),
         "tokenizer": {
             "file": tokens.get("file"),
             "eos_ids": tokens.get("eos_ids", []),
@@ -111,6 +111,14 @@ def manifest(
         "provenance": dict(provenance),
     }
     return seal(document)
+
+
+def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope section in the runner's words, which are those of the published configs."""
+    scaling = rope["scaling"] and dict(rope["scaling"])
+    if scaling:
+        scaling["original_max_position_embeddings"] = scaling.pop("original_context")
+    return {"theta": rope["theta"], "scaling": scaling}
 
 
 def clock(device: Device) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         },
         needs=(*dispatches, graph["device-weights"], graph["weights"]),
         build=functools.partial(_stage, deployment),
-        sources=bundle.runtime_files(),
+        sources=(*bundle.runtime_files(), Path(bundle.__file__)),
     )
     yield runner
     yield Node(
