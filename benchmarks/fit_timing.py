@@ -59,6 +59,7 @@ class Group:
 
     ops: tuple[str, ...]
     names: tuple[str, ...]
+    by_shape: float = 0.0  # weight of a row: the number of rows of its shape to the minus this
     regimes: tuple[str, ...] = ("xclbin", "xclbin?", "elf", "elf-insitu")
 
 
@@ -75,9 +76,9 @@ GROUPS = {
             "functions.gemm_matmul.alone_fill",
             "functions.gemm_matmul.call_us",
             "functions.gemm_matmul.outputs_per_us",
-            "functions.gemm_matmul.bf16.call_us",
-            "functions.gemm_matmul.bf16.macs_per_us",
-            "functions.gemm_matmul.bf16.outputs_per_us",
+            "functions.gemm_matmul.accumulate_bf16.call_us",
+            "functions.gemm_matmul.accumulate_bf16.macs_per_us",
+            "functions.gemm_matmul.accumulate_bf16.outputs_per_us",
             "functions.gemm_drain.elements_per_us",
             "timing.dispatch_floor_us",
         ),
@@ -105,12 +106,14 @@ GROUPS = {
             "functions.gelu_tile.elements_per_us",
             "functions.layer_norm_row.elements_per_us",
         ),
+        by_shape=0.5,
     ),
     "flash_attention": Group(
         ("flash_attention",),
         (
             "functions.fa_begin.launch_us",
-            "functions.fa_begin.call_us",
+            "functions.fa_begin.elements_per_us",
+            "functions.fa_finish.causal.call_us",
             "functions.fa_softmax.call_us",
             "functions.fa_scores.call_us",
             "functions.fa_accumulate.outputs_per_us",
@@ -123,9 +126,9 @@ GROUPS = {
             "functions.gemv_rows.elf",
             "functions.fa_begin.elf",
         ),
-        ("dispatch", "elf-insitu"),
+        regimes=("dispatch", "elf-insitu"),
     ),
-    "model": Group(("model",), ("timing.host_dispatch_us", "timing.host_gbps"), ("model",)),
+    "model": Group(("model",), ("timing.host_dispatch_us", "timing.host_gbps")),
 }
 
 
@@ -187,11 +190,12 @@ def put(device: Device, values: Mapping[str, float]) -> Device:
     return dataclasses.replace(device, timing=constants, functions=functions, **fields)
 
 
-def fit(device: Device, rows: Sequence[Row], names: Sequence[str], rounds: int = 80) -> Device:
+def fit(device: Device, rows: Sequence[Row], group: Group, rounds: int = 80) -> Device:
     """Constants that explain the rows best, starting from those of the device."""
     target = np.log([row.us for row in rows])
     shapes = Counter(row.shape for row in rows)
-    share = np.array([shapes[row.shape] ** -0.5 for row in rows])  # many rows of a shape: less each
+    share = np.array([shapes[row.shape] ** -group.by_shape for row in rows])
+    names = group.names
     start = np.log([max(get(device, name), 1e-6) for name in names])
 
     def at(p: np.ndarray) -> Device:
@@ -239,13 +243,13 @@ def errors(device: Device, rows: Sequence[Row]) -> list[float]:
     return [row.predict(device) / row.us - 1 for row in rows]
 
 
-def left_out(device: Device, rows: Sequence[Row], names: Sequence[str]) -> list[tuple[float, Row]]:
+def left_out(device: Device, rows: Sequence[Row], group: Group) -> list[tuple[float, Row]]:
     """Errors of each row with its whole shape left out of the fit."""
     found = []
     for value in sorted({row.shape for row in rows}):
         rest = [row for row in rows if row.shape != value]
         held = [row for row in rows if row.shape == value]
-        found += list(zip(errors(fit(device, rest, names, 25), held), held, strict=True))
+        found += list(zip(errors(fit(device, rest, group, 25), held), held, strict=True))
     return found
 
 
@@ -289,7 +293,7 @@ def main() -> None:
         if name != "model":
             rows = [row for row in rows_of(group.ops, published) if row.regime in group.regimes]
         if args.fit or args.write or args.loso:
-            device = fit(device, rows, group.names)
+            device = fit(device, rows, group)
             for constant in group.names:
                 print(f"    {constant} = {get(device, constant):.6g}")
         if args.write:
@@ -299,7 +303,7 @@ def main() -> None:
         for e, row in sorted(zip(found, rows, strict=True), key=lambda t: -abs(t[0]))[: args.worst]:
             print(f"      {row.id:60s} {row.us:10.1f} {e * 100:+6.1f} %")
         if args.loso:
-            out = left_out(device, rows, group.names)
+            out = left_out(device, rows, group)
             print(f"{name:16s} shape out   {summary([e for e, _ in out])}")
 
 

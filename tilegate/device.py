@@ -35,6 +35,7 @@ class FunctionCost:
     in a launch that uses the function. `elf` scales a launch that uses it inside an ELF.
     Where the outermost loop runs only once, nothing is fetched ahead for its next round: each outer
     iteration then costs `alone_us` and `alone_fill` times the shorter of compute and refill more.
+    `name.macro` is the function compiled with a macro on; it takes over what it does not state.
     """
 
     call_us: float = 0.0
@@ -78,8 +79,10 @@ class Device:
         try:
             for tile in ("shim", "memtile", "core"):
                 data[tile] = Engine(**data[tile])
+            costs = data.get("functions", {})
             data["functions"] = {
-                name: FunctionCost(**cost) for name, cost in data.get("functions", {}).items()
+                name: FunctionCost(**{**costs.get(name.partition(".")[0], {}), **cost})
+                for name, cost in costs.items()
             }
             data["timing"] = {name: float(us) for name, us in data.get("timing", {}).items()}
             return cls(**data)

@@ -109,7 +109,7 @@ def measure(launch: Launch) -> Work:
     first = launch.body[0] if launch.body else None
     alone = isinstance(first, Loop) and first.count == 1
     rounds = max((s.trips for s in stages if s.kind == "serial"), default=1)
-    functions = tuple(name for name, _ in launch.object.functions)
+    functions = tuple(_variant(launch, name) for name, _ in launch.object.functions)
     cores = launch.cols * launch.rows
     return Work(launch.name, cores, stages, rounds, alone, macs, functions)
 
@@ -172,19 +172,21 @@ def _stage(launch: Launch, body: Sequence[Step], trips: int, level: str) -> Stag
 
 
 def _calls(launch: Launch, call: Call, times: int) -> Calls:
-    """A call with its cost key: the function, and `.bf16` where it accumulates in bf16."""
-    buffers = {b.name: b for b in launch.buffers}
+    """A call with the size of the buffer that it updates: its last one that is not const."""
     types = dict(launch.object.functions).get(call.function, ())
     updated = ""
     for place, arg in enumerate(call.args):
         constant = place < len(types) and types[place].startswith("const")
         if isinstance(arg, Access) and not constant:
             updated = arg.target
-    key = call.function
-    if call.macs and updated and buffers[updated].dtype == "bf16":
-        key += ".bf16"
-    outputs = buffers[updated].elements if updated else 0
-    return Calls(key, times, call.macs, call.elements, outputs)
+    outputs = next((b.elements for b in launch.buffers if b.name == updated), 0)
+    return Calls(_variant(launch, call.function), times, call.macs, call.elements, outputs)
+
+
+def _variant(launch: Launch, function: str) -> str:
+    """The function with the macros that are switched on, `name.macro`, a key of its cost."""
+    on = sorted(name.lower() for name, value in launch.object.defines if value == 1)
+    return ".".join((function, *on))
 
 
 def _extent(step: Copy) -> tuple[int, int]:
@@ -255,11 +257,12 @@ def _calls_us(calls: Calls, device: Device) -> float:
     return us * calls.count
 
 
-def _function(name: str, device: Device) -> FunctionCost:
-    """The cost of a function; `name.bf16` is `name` where the device makes no difference."""
-    for key in (name, name.partition(".")[0], "default"):
-        if key in device.functions:
-            return device.functions[key]
+def _function(key: str, device: Device) -> FunctionCost:
+    """The cost of `name.macro...`: of the first `name.macro` that has one, else of `name`."""
+    name, *macros = key.split(".")
+    for choice in (*(f"{name}.{macro}" for macro in macros), name, "default"):
+        if choice in device.functions:
+            return device.functions[choice]
     return NO_COST
 
 
