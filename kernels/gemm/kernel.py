@@ -123,74 +123,26 @@ def _matmul(
     tensors: tuple[Tensor, Tensor, Tensor],
     accumulator: str,
 ) -> Launch:
-    c = tensors[2]
-    k, n = shape["K"], shape["N"]
     tm, tk2, tk1, tn = tile["tile_m"], tile["tile_k_l2"], tile["tile_k_l1"], tile["tile_n"]
     cols, rows = tile["herd"]
-    drain = tile["method"] == "drain"
-    mi, ni, k2, k1 = var("m"), var("n"), var("k2"), var("k1")
-
-    buffers = [
-        Buffer("A_l2", 2, (tm, tk2), per=("x",), depth=2),
-        Buffer("B_l2", 2, (tk2, tn), per=("y",), depth=2),
-        Buffer("A_l1", 1, (tk1 // 8, tm // 8, 8, 8), per=("x",), depth=2, matrix="a"),
-        Buffer("B_l1", 1, (tn // 8, tk1 // 8, 8, 8), per=("y",), depth=2, matrix="b"),
-        Buffer("C_l1", 1, (tn // 8, tm // 8, 8, 8), accumulator),  # type: ignore[arg-type]
-        Buffer("C_l2", 2, (tm, tn), c.dtype),
-    ]
     functions: list[tuple[str, tuple[str, ...]]] = [
         ("gemm_zero", (accumulator,)),
         ("gemm_matmul", ("const bf16", "const bf16", accumulator)),
     ]
-    result = "C_l1"
     drained: tuple[Call, ...] = ()
-    if drain:
-        buffers.append(Buffer("C_out", 1, (tn // 8, tm // 8, 8, 8), "bf16"))
+    if tile["method"] == "drain":
         functions.append(("gemm_drain", ("const f32", "bf16")))
         drained = (Call("gemm_drain", (Access("C_l1"), Access("C_out")), elements=tm * tn),)
-        result = "C_out"
 
-    load_a = Copy(
-        Access("A", (mi * cols + X) * (tm * k) + k2 * tk2, (k, 1)),
-        Access("A_l2", strides=(tk2, 1)),
-        (tm, tk2),
-        over=("x",),
-    )
-    load_b = Copy(
-        Access("B", k2 * (tk2 * n) + (ni * rows + Y) * tn, (n, 1)),
-        Access("B_l2", strides=(tn, 1)),
-        (tk2, tn),
-        over=("y",),
-    )
-    tile_a = Copy(
-        Access("A_l2", k1 * tk1, (8, 8 * tk2, tk2, 1)),
-        Access("A_l1", strides=(tm * 8, 64, 8, 1)),
-        (tk1 // 8, tm // 8, 8, 8),
-        over=("x",),
-    )
-    tile_b = Copy(
-        Access("B_l2", k1 * (tk1 * tn), (8, 8 * tn, tn, 1)),
-        Access("B_l1", strides=(tk1 * 8, 64, 8, 1)),
-        (tn // 8, tk1 // 8, 8, 8),
-        over=("y",),
-    )
+    load_a, load_b, tile_a, tile_b = _inward(shape, tile)
     multiply = Call(
         "gemm_matmul", (Access("A_l1"), Access("B_l1"), Access("C_l1")), macs=tm * tk1 * tn
     )
-    untile_c = Copy(
-        Access(result, strides=(tm * 8, 64, 8, 1)),
-        Access("C_l2", strides=(8, 8 * tn, tn, 1)),
-        (tn // 8, tm // 8, 8, 8),
-    )
-    store_c = Copy(
-        Access("C_l2", strides=(tn, 1)),
-        Access(c.name, (mi * cols + X) * (tm * n) + (ni * rows + Y) * tn, (n, 1)),
-        (tm, tn),
-    )
     inner = Loop("k1", tk2 // tk1, (tile_a, tile_b, multiply), "herd")
-    outer = Loop("k2", k // tk2, (load_a, load_b, inner), "segment")
+    outer = Loop("k2", shape["K"] // tk2, (load_a, load_b, inner), "segment")
     zero = Call("gemm_zero", (Access("C_l1"),), elements=tm * tn)
-    per_n = Loop("n", n // (tn * rows), (zero, outer, *drained, untile_c, store_c))
+    outward = _outward(shape, tile, tensors[2])
+    per_n = Loop("n", shape["N"] // (tn * rows), (zero, outer, *drained, *outward))
     per_m = Loop("m", shape["M"] // (tm * cols), (per_n,))
     core = CoreObject(
         "gemm.cc",
@@ -203,7 +155,73 @@ def _matmul(
         tuple(functions),
         STACK_BYTES,
     )
-    return Launch("matmul", tensors, tuple(buffers), cols, rows, (per_m,), core)
+    buffers = _buffers(tile, tensors[2], accumulator)
+    return Launch("matmul", tensors, buffers, cols, rows, (per_m,), core)
+
+
+def _buffers(tile: Mapping[str, Any], c: Tensor, accumulator: str) -> tuple[Buffer, ...]:
+    """A by column, B by row, C on every core; `drain` converts into a buffer of its own."""
+    tm, tk2, tk1, tn = tile["tile_m"], tile["tile_k_l2"], tile["tile_k_l1"], tile["tile_n"]
+    tiled_c = (tn // 8, tm // 8, 8, 8)
+    buffers = (
+        Buffer("A_l2", 2, (tm, tk2), per=("x",), depth=2),
+        Buffer("B_l2", 2, (tk2, tn), per=("y",), depth=2),
+        Buffer("A_l1", 1, (tk1 // 8, tm // 8, 8, 8), per=("x",), depth=2, matrix="a"),
+        Buffer("B_l1", 1, (tn // 8, tk1 // 8, 8, 8), per=("y",), depth=2, matrix="b"),
+        Buffer("C_l1", 1, tiled_c, accumulator),  # type: ignore[arg-type]
+        Buffer("C_l2", 2, (tm, tn), c.dtype),
+    )
+    return (*buffers, Buffer("C_out", 1, tiled_c, "bf16")) if tile["method"] == "drain" else buffers
+
+
+def _inward(shape: Mapping[str, Any], tile: Mapping[str, Any]) -> tuple[Copy, Copy, Copy, Copy]:
+    """A and B into the memory tiles, then into the cores in tiles of 8x8."""
+    k, n = shape["K"], shape["N"]
+    tm, tk2, tk1, tn = tile["tile_m"], tile["tile_k_l2"], tile["tile_k_l1"], tile["tile_n"]
+    cols, rows = tile["herd"]
+    load_a = Copy(
+        Access("A", (var("m") * cols + X) * (tm * k) + var("k2") * tk2, (k, 1)),
+        Access("A_l2", strides=(tk2, 1)),
+        (tm, tk2),
+        over=("x",),
+    )
+    load_b = Copy(
+        Access("B", var("k2") * (tk2 * n) + (var("n") * rows + Y) * tn, (n, 1)),
+        Access("B_l2", strides=(tn, 1)),
+        (tk2, tn),
+        over=("y",),
+    )
+    tile_a = Copy(
+        Access("A_l2", var("k1") * tk1, (8, 8 * tk2, tk2, 1)),
+        Access("A_l1", strides=(tm * 8, 64, 8, 1)),
+        (tk1 // 8, tm // 8, 8, 8),
+        over=("x",),
+    )
+    tile_b = Copy(
+        Access("B_l2", var("k1") * (tk1 * tn), (8, 8 * tn, tn, 1)),
+        Access("B_l1", strides=(tk1 * 8, 64, 8, 1)),
+        (tn // 8, tk1 // 8, 8, 8),
+        over=("y",),
+    )
+    return load_a, load_b, tile_a, tile_b
+
+
+def _outward(shape: Mapping[str, Any], tile: Mapping[str, Any], c: Tensor) -> tuple[Copy, Copy]:
+    """The result out of its 8x8 tiles into the memory tile, and to its place in C."""
+    n, tm, tn = shape["N"], tile["tile_m"], tile["tile_n"]
+    cols, rows = tile["herd"]
+    result = "C_out" if tile["method"] == "drain" else "C_l1"
+    untile = Copy(
+        Access(result, strides=(tm * 8, 64, 8, 1)),
+        Access("C_l2", strides=(8, 8 * tn, tn, 1)),
+        (tn // 8, tm // 8, 8, 8),
+    )
+    store = Copy(
+        Access("C_l2", strides=(tn, 1)),
+        Access(c.name, (var("m") * cols + X) * (tm * n) + (var("n") * rows + Y) * tn, (n, 1)),
+        (tm, tn),
+    )
+    return untile, store
 
 
 def _cast(acc: Tensor, out: Tensor) -> Launch:
