@@ -67,11 +67,11 @@ GROUPS = {
     "gemm": Group(
         ("gemm",),
         (
-            "timing.fill_gbps",
+            "timing.fill_share",
             "timing.burst_bytes",
             "timing.burst_us",
             "timing.l2_step_us",
-            "timing.drain_gbps",
+            "timing.drain_share",
             "functions.gemm_matmul.alone_us",
             "functions.gemm_matmul.alone_fill",
             "functions.gemm_matmul.call_us",

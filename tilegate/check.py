@@ -83,6 +83,23 @@ def _dtypes(op: str, tile: dict[str, Any], given: dict[str, Any]) -> None:
         )
 
 
+def stream_verdict(op: str, fields: dict[str, Any]) -> legality.Verdict:
+    """The verdict of the rules alone on an elementwise op that has no kernel here."""
+    config = {name: v for name, v in fields.items() if name not in ("M", "N")}
+    if "herd" in config:
+        config["herd_x"], config["herd_y"] = config.pop("herd")
+    try:
+        plan = measured.plan({"op": op, **fields, "config": config})
+    except KeyError as error:
+        raise UserError(f"{op}: field {error.args[0]!r} is missing") from None
+    assert plan is not None
+    broken = legality.judge_plan(plan, devices.load())
+    violations = tuple(
+        legality.Violation(r.rule, r.used, r.available, r.unit, r.hint) for r in broken
+    )
+    return legality.Verdict("illegal" if violations else "legal", violations)
+
+
 def render(op: str, verdict: legality.Verdict) -> str:
     """The verdict as text: one line per violation."""
     lines = [f"{op}: {verdict.verdict}"]
@@ -105,8 +122,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UserError(
                 "usage: python -m tilegate.check OP field=value ... [--stitched] [--json]"
             )
-        op, shape, tile = resolve(words[0], parse(words[1:]))
-        verdict = legality.judge(op, shape, tile, devices.load(), "--stitched" in flags)
+        op, fields = words[0], parse(words[1:])
+        shape: dict[str, Any] = fields
+        tile: dict[str, Any] = {}
+        if op in measured.STREAMS and op not in kernels.ops():
+            verdict = stream_verdict(op, fields)
+        else:
+            op, shape, tile = resolve(op, fields)
+            verdict = legality.judge(op, shape, tile, devices.load(), "--stitched" in flags)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -63,8 +63,6 @@ class Device:
     memtile: Engine
     core: Engine
     dram_gbps: float
-    dram_read_gbps: float
-    stream_gbps: float
     timing: Mapping[str, float] = field(default_factory=dict)
     functions: Mapping[str, FunctionCost] = field(default_factory=dict)
 

@@ -151,7 +151,7 @@ def measured(
     op: str, shape: Mapping[str, Any], tile: Mapping[str, Any], device: Device, stitched: bool
 ) -> list[Point]:
     """The measured points that speak about a tile."""
-    fields = {**shape, **tile}
+    fields = {**shape, **tile, "columns": device.cols}
     return [p for p in points(device.toolchain) if p.op == op and p.holds(fields, stitched)]
 
 

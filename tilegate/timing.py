@@ -231,18 +231,23 @@ def _stage_us(stage: Stage, device: Device) -> tuple[float, float, float]:
     core = sum(_calls_us(c, device) for c in stage.calls)
     lost = stage.column_bursts * constant("burst_bytes")
     if stage.kind == "serial":
-        moved = (stage.read_bytes + lost) / (device.dram_read_gbps * 1e3)
-        moved += stage.write_bytes / (constant("drain_gbps") * 1e3)
+        moved = (stage.read_bytes + lost) / _rate(device, "read_share")
+        moved += stage.write_bytes / _rate(device, "drain_share")
         return core, moved, 0.0
     if stage.kind == "panel":
-        moved = stage.read_bytes / (device.dram_read_gbps * 1e3)
+        moved = stage.read_bytes / _rate(device, "read_share")
         return core, moved, constant("panel_us")
     if stage.kind == "l1":
         moved = (stage.read_bytes + stage.write_bytes) / (device.dram_gbps * 1e3)
         return core, moved, 0.0
-    moved = (stage.read_bytes + lost) / (constant("fill_gbps") * 1e3)
+    moved = (stage.read_bytes + lost) / _rate(device, "fill_share")
     moved = max(moved, stage.bursts * constant("burst_us"))
     return core, moved, constant("l2_step_us")
+
+
+def _rate(device: Device, share: str) -> float:
+    """Bytes per microsecond of a kind of traffic, a share of the full bandwidth of DDR."""
+    return device.dram_gbps * device.constant(share) * 1e3
 
 
 def _calls_us(calls: Calls, device: Device) -> float:
