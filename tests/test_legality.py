@@ -222,3 +222,14 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main(["gemm", *gemm(2048, 2048, 512, "drain", "32/256/32/128").split()]) == 0
     assert check.main(["gemm", "M"]) == 2
     assert check.main([]) == 2
+
+
+@pytest.mark.parametrize(
+    "change", ["tile_m=0", "tile_m=-64", "tile_m=abc", "herd=8", "herd=[8,4,1]", "method=drian"]
+)
+def test_values_that_make_no_sense(change: str) -> None:
+    name = change.partition("=")[0]
+    words = gemm(2048, 2048, 512, "drain", "32/256/32/128").split()
+    kept = [word for word in words if not word.startswith(f"{name}=")]
+    with pytest.raises(UserError, match=name):
+        judge("gemm", " ".join([*kept, change]))

@@ -110,6 +110,7 @@ def judge(
     contract = kernels.contract(op)
     _check_fields(op, contract.SHAPE_FIELDS, shape, "shape")
     _check_fields(op, contract.TILE_FIELDS, tile, "tile")
+    _check_values(op, {**shape, **tile}, getattr(contract, "METHODS", ()))
     tile = {name: tuple(v) if isinstance(v, list) else v for name, v in tile.items()}
     verdict = _judge(op, shape, tile, device, stitched)
     if hints and verdict.violations:
@@ -189,6 +190,21 @@ def _check_fields(op: str, fields: tuple[str, ...], given: Mapping[str, Any], wh
     for name in given:
         if name not in fields:
             raise UserError(f"{op}: no {what} field {name!r}; {nearest(name, fields)}")
+
+
+def _check_values(op: str, fields: Mapping[str, Any], methods: tuple[str, ...]) -> None:
+    """Sizes are positive numbers, a herd is a pair, a method one of the contract's."""
+    for name, value in fields.items():
+        if name == "method":
+            if value not in methods:
+                raise UserError(f"{op}: no method {value!r}; {nearest(str(value), methods)}")
+            continue
+        pair = isinstance(value, list | tuple)
+        if pair != (name == "herd") or (pair and len(value) != 2):
+            raise UserError(f"{op}: {name}={value}; a herd is [columns, rows], the rest one value")
+        for number in value if pair else (value,):
+            if not isinstance(number, int | float) or (number <= 0 and number is not False):
+                raise UserError(f"{op}: {name}={value} must be positive")
 
 
 def _violation(r: Requirement) -> Violation:
