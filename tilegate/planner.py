@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tilegate import kernels, legality, timing
 from tilegate.device import Device
 from tilegate.errors import UserError
-from tilegate.plan import TilePlan
 
 # Not chosen unless asked for: `direct` keeps the running sum in bf16, which costs accuracy with K,
 # and `external` has FP32 results, which no other kernel reads.
@@ -52,7 +51,9 @@ def rank(
     for tile in candidates(op, shape, wanted):
         plan = legality.sure(op, shape, tile, device, stitched)
         if plan is not None:
-            found.append((_us(plan, device, stitched), _calls(plan), tile))
+            works = [timing.measure(launch) for launch in plan.launches]
+            calls = sum(c.count * s.trips for w in works for s in w.stages for c in s.calls)
+            found.append((_us(works, device, stitched), calls, tile))
     return found
 
 
@@ -80,15 +81,11 @@ def explain(op: str, shape: Mapping[str, Any], verdict: legality.Verdict) -> str
     return f"{op} {_words(shape)}: {verdict.verdict}: " + "; ".join(parts)
 
 
-def _us(plan: TilePlan, device: Device, stitched: bool) -> float:
+def _us(works: Sequence[timing.Work], device: Device, stitched: bool) -> float:
+    """Time of a plan among others in a dispatch, or of one dispatched alone."""
     if stitched:
-        return timing.predict_dispatch([plan], device, "elf").us
-    return timing.predict_plan(plan, device).host_us
-
-
-def _calls(plan: TilePlan) -> int:
-    works = (timing.measure(launch) for launch in plan.launches)
-    return sum(c.count * s.trips for work in works for s in work.stages for c in s.calls)
+        return timing.price_dispatch(works, device, "elf").us
+    return timing.price_dispatch(works, device, "elf" if len(works) > 1 else "xclbin").host_us
 
 
 def _fixed(
