@@ -29,11 +29,14 @@ LAYER_VALUES = (
 )
 MODEL_VALUES = ("embedding", "final_norm")
 Capture = Mapping[int, Collection[str]]
-FEW_TOKENS = 256
+LITTLE_WORK = 1e8  # multiply-adds of one projection
+HEAD_ROWS = 8192  # of the vocabulary at a time
+Drafts = dict[str, "Tensor"]
 
 
 class Tensors(Protocol):
-    def get(self, name: str) -> np.ndarray: ...
+    def raw(self, name: str) -> np.ndarray:
+        """float32, float16, or bfloat16 bits as uint16."""
 
 
 @dataclass
@@ -65,16 +68,19 @@ def forward(
     capture: Capture | None = None,
     caches: Sequence[Cache] | None = None,
     all_logits: bool = False,
+    drafts: Drafts | None = None,
 ) -> Trace:
     """Run every prompt's new tokens; `caches` (updated in place) hold what came before.
 
-    Only the last position has logits unless `all_logits`. WeightError on an empty prompt, a
-    token outside the vocabulary, a context over the model's limit or an unknown value name.
+    Only the last position has logits unless `all_logits`. With `drafts`, which keeps rounded
+    weights from call to call, operands of projections are rounded to bfloat16: quick guesses, no
+    reference. WeightError on an empty prompt, a token outside the vocabulary, a context over the
+    model's limit or an unknown value name.
     """
     import torch
 
-    run = _Run(spec, tensors, batches, capture or {}, caches)
-    with torch.inference_mode(), threads_for(len(run.tokens)):
+    run = _Run(spec, tensors, batches, capture or {}, caches, drafts)
+    with torch.inference_mode(), threads_for(len(run.tokens) * spec.dim * spec.hidden):
         x = run.embedding()
         for layer in range(spec.layers):
             x = run.layer(layer, x)
@@ -82,13 +88,13 @@ def forward(
 
 
 @contextlib.contextmanager
-def threads_for(tokens: int) -> Iterator[None]:
+def threads_for(work: float) -> Iterator[None]:
     """One torch thread for little work: threads that wait for each other cost more than they
     bring, and forty times as much when the cores are busy with something else."""
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(1 if tokens < FEW_TOKENS else before)
+    torch.set_num_threads(1 if work < LITTLE_WORK else before)
     try:
         yield
     finally:
@@ -105,8 +111,10 @@ class _Run:
         batches: Sequence[Sequence[int]],
         capture: Capture,
         caches: Sequence[Cache] | None,
+        drafts: Drafts | None,
     ) -> None:
-        self.spec, self.tensors, self.capture = spec, tensors, capture
+        self.spec, self.tensors, self.capture, self.drafts = spec, tensors, capture, drafts
+        self.widened: Tensor | None = None
         self.caches = list(caches) if caches is not None else [Cache() for _ in batches]
         self.lengths = [len(tokens) for tokens in batches]
         _check(spec, batches, self.caches, capture)
@@ -124,6 +132,8 @@ class _Run:
 
         with warnings.catch_warnings():  # mapped weights are read-only, and stay so
             warnings.simplefilter("ignore", UserWarning)
+            if array.dtype == np.uint16:
+                return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
             return torch.from_numpy(np.ascontiguousarray(array))
 
     def split(self, value: Tensor) -> Sequence[Tensor]:
@@ -141,7 +151,23 @@ class _Run:
         return value
 
     def weight(self, layer: int, name: str) -> Tensor:
-        return self.tensor(self.tensors.get(f"model.layers.{layer}.{name}"))
+        return self.tensor(self.tensors.raw(f"model.layers.{layer}.{name}")).float()
+
+    def project(self, name: str, x: Tensor, rows: slice = slice(None)) -> Tensor:
+        """x [tokens, in] through `rows` of the matrix `name` [out, in]."""
+        import torch
+
+        if self.drafts is not None:
+            if name not in self.drafts:
+                self.drafts[name] = self.tensor(self.tensors.raw(name)).bfloat16()
+            return (x.bfloat16() @ self.drafts[name][rows].T).float()
+        weight = self.tensor(self.tensors.raw(name)[rows])
+        if weight.dtype != torch.float32:  # one buffer for all: new pages cost more than widening
+            if self.widened is None or self.widened.numel() < weight.numel():
+                self.widened = torch.empty(weight.numel())
+            wide = self.widened[: weight.numel()].view(weight.shape)
+            weight = wide.copy_(weight)
+        return x @ weight.T
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         import torch
@@ -150,13 +176,13 @@ class _Run:
         return weight * (x * scale)
 
     def embedding(self) -> Tensor:
-        table = self.tensors.get("model.embed_tokens.weight")
-        return self.keep(MODEL, "embedding", self.tensor(table[self.tokens]))
+        table = self.tensors.raw("model.embed_tokens.weight")
+        return self.keep(MODEL, "embedding", self.tensor(table[self.tokens]).float())
 
     def layer(self, layer: int, x: Tensor) -> Tensor:
         def linear(name: str, operand: Tensor, group: str) -> Tensor:
-            weight = self.weight(layer, f"{group}.{name}.weight")
-            return self.keep(layer, name, operand @ weight.T)
+            full = f"model.layers.{layer}.{group}.{name}.weight"
+            return self.keep(layer, name, self.project(full, operand))
 
         import torch.nn.functional as functional
 
@@ -209,13 +235,19 @@ class _Run:
         return torch.cat(results)
 
     def finish(self, x: Tensor, all_logits: bool) -> Trace:
-        normed = self.norm(x, self.tensor(self.tensors.get("model.norm.weight")))
+        import torch
+
+        normed = self.norm(x, self.tensor(self.tensors.raw("model.norm.weight")).float())
         self.keep(MODEL, "final_norm", normed)
         head = "model.embed_tokens.weight" if self.spec.tied else "lm_head.weight"
-        weight = self.tensor(self.tensors.get(head))
         parts = [part if all_logits else part[-1:] for part in self.split(normed)]
-        logits = [(part @ weight.T).numpy().copy() for part in parts]
-        return Trace(self.values, logits, self.caches)
+        rows = torch.cat(parts)
+        logits = np.empty((len(rows), self.spec.vocab), np.float32)
+        for start in range(0, self.spec.vocab, HEAD_ROWS):
+            some = slice(start, start + HEAD_ROWS)
+            logits[:, some] = self.project(head, rows, some).numpy()
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        return Trace(self.values, np.split(logits, ends), self.caches)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -252,19 +284,3 @@ def _check(
         if unknown or not MODEL <= layer < spec.layers:
             what = unknown[0] if unknown else f"layer {layer}"
             raise WeightError(f"cannot capture {what}; known: {', '.join(known)}")
-
-
-def greedy(
-    spec: ModelSpec, tensors: Tensors, trace: Trace, steps: int
-) -> tuple[list[list[int]], list[list[np.ndarray]]]:
-    """Continue a trace greedily: per prompt, `steps` tokens and the logits [vocab] they are of."""
-    tokens: list[list[int]] = [[] for _ in trace.logits]
-    logits: list[list[np.ndarray]] = [[] for _ in trace.logits]
-    for step in range(steps):
-        if step:
-            last = [[row[-1]] for row in tokens]
-            trace = forward(spec, tensors, last, caches=trace.caches)
-        for number, row in enumerate(trace.logits):
-            logits[number].append(row[-1])
-            tokens[number].append(int(row[-1].argmax()))
-    return tokens, logits

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from oracle.errors import Unavailable, WeightError
-from oracle.tensorfile import Entry, file_digest, joint_digest, map_file, read_header, view_tensor
+from oracle.tensorfile import Entry, bf16_to_f32, file_digest, joint_digest, map_file, read_header
+from oracle.tensorfile import stored_tensor
 
 INDEX = "model.safetensors.index.json"
 
@@ -27,7 +28,11 @@ class SourceInfo:
 
 
 class WeightSource(Protocol):
-    """Tensors by published name; `get` gives float32 of shape [out, in]."""
+    """Tensors by published name; `get` gives float32 of shape [out, in].
+
+    `raw` gives what is cheapest to have of the same values: float32, float16, or bfloat16 bits as
+    uint16, often a view of a mapped file.
+    """
 
     info: SourceInfo
 
@@ -35,6 +40,7 @@ class WeightSource(Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
     def dtype(self, name: str) -> str: ...
     def get(self, name: str) -> np.ndarray: ...
+    def raw(self, name: str) -> np.ndarray: ...
     def identity(self) -> str:
         """sha256 of all that determines the values."""
 
@@ -66,11 +72,17 @@ class SafetensorsFolder:
     def dtype(self, name: str) -> str:
         return self._where[name][1].dtype
 
-    def get(self, name: str) -> np.ndarray:
+    def raw(self, name: str) -> np.ndarray:
         path, entry = self._where[name]
         if path not in self._maps:
             self._maps[path] = map_file(path)
-        return view_tensor(self._maps[path], entry)
+        return stored_tensor(self._maps[path], entry)
+
+    def get(self, name: str) -> np.ndarray:
+        values = self.raw(name)
+        if values.dtype == np.uint16:
+            return bf16_to_f32(values)
+        return values.astype(np.float32, copy=False)
 
     def identity(self) -> str:
         return joint_digest((path.name, file_digest(path)) for path in self._files)
@@ -182,6 +194,9 @@ class GgufFile:
 
         return ggufmap.values(self._reader, name, self._tensors[name])
 
+    def raw(self, name: str) -> np.ndarray:
+        return self.get(name)
+
     def identity(self) -> str:
         return joint_digest([(self._path.name, self._sha256 or file_digest(self._path))])
 
@@ -212,6 +227,9 @@ class Generated:
 
     def get(self, name: str) -> np.ndarray:
         return self._make(name)
+
+    def raw(self, name: str) -> np.ndarray:
+        return self.get(name)
 
     def identity(self) -> str:
         return self._identity

@@ -25,6 +25,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "BF16": np.dtype("<u2"),
 }
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
+ALIGNMENT = 64  # of the data that follows the header: what vector loads of a mapped file need
 
 
 @dataclass(frozen=True)
@@ -100,19 +101,19 @@ def map_file(path: Path) -> np.ndarray:
     return np.memmap(path, np.uint8, "r")
 
 
-def view_tensor(data: np.ndarray, entry: Entry) -> np.ndarray:
-    """One tensor of a mapped file as float32 of its shape; F32 is a read-only view of it."""
-    dtype = DTYPES[entry.dtype]
-    values = np.asarray(data[entry.start : entry.end]).view(dtype).reshape(entry.shape)
-    if entry.dtype == "BF16":
-        return bf16_to_f32(values)
-    aligned = values.flags.aligned  # a foreign header may end on any byte
-    return values.astype(np.float32, copy=entry.dtype != "F32" or not aligned)
+def stored_tensor(data: np.ndarray, entry: Entry) -> np.ndarray:
+    """One tensor of a mapped file in its stored dtype (BF16 as uint16): a read-only view."""
+    values = np.asarray(data[entry.start : entry.end]).view(DTYPES[entry.dtype])
+    values = values.reshape(entry.shape)
+    return values if values.flags.aligned else values.copy()  # a foreign header ends anywhere
 
 
 def read_tensor(path: Path, entry: Entry) -> np.ndarray:
-    """One tensor of a file as float32."""
-    return view_tensor(map_file(path), entry)
+    """One tensor of a file as float32; F32 is a view of the mapped file."""
+    values = stored_tensor(map_file(path), entry)
+    if entry.dtype == "BF16":
+        return bf16_to_f32(values)
+    return values.astype(np.float32, copy=False)
 
 
 def write_tensors(
@@ -121,9 +122,10 @@ def write_tensors(
     get: Callable[[str], np.ndarray],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write `layout` (name -> dtype, shape) from `get(name)` float32 arrays; returns the sha256.
+    """Write `layout` (name -> dtype, shape) from `get(name)` arrays; returns the sha256.
 
-    A BF16 tensor is rounded to nearest even. The file is complete and synced on return.
+    Arrays are float32, of which a BF16 tensor is rounded to nearest even, or for BF16 its bits as
+    uint16. The file is complete and synced on return.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
@@ -132,7 +134,7 @@ def write_tensors(
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for chunk in (len(text).to_bytes(8, "little"), text):
@@ -142,7 +144,10 @@ def write_tensors(
             values = get(name)
             if values.shape != shape:
                 raise WeightError(f"{name}: shape {values.shape} where {shape} was announced")
-            bits = f32_to_bf16(values) if dtype == "BF16" else values.astype(DTYPES[dtype])
+            if dtype == "BF16" and values.dtype != np.uint16:
+                bits = f32_to_bf16(values)
+            else:
+                bits = values.astype(DTYPES[dtype], copy=False)
             view = np.ascontiguousarray(bits).reshape(-1).view(np.uint8).data
             file.write(view)
             digest.update(view)

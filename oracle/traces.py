@@ -16,7 +16,8 @@ import numpy as np
 
 from oracle import metrics
 from oracle.errors import WeightError
-from oracle.forward import LAYER_VALUES, MODEL, MODEL_VALUES, Trace, forward, greedy
+from oracle.forward import LAYER_VALUES, MODEL, MODEL_VALUES, forward
+from oracle.greedy import greedy
 from oracle.pack import open_packed
 from oracle.spec import ModelSpec
 from oracle.tensorfile import read_header, read_tensor, write_tensors
@@ -138,4 +139,4 @@ class Golden:
         return read_tensor(self._folder / self.prompts[prompt]["file"], header[name])
 
 
-__all__ = ["Golden", "Trace", "golden", "prompt_digest", "sampled_layers"]
+__all__ = ["Golden", "golden", "prompt_digest", "sampled_layers"]

@@ -16,7 +16,8 @@ from oracle import metrics
 from oracle.chat import assemble, reduce_template
 from oracle.check import against_transformers, reference_config
 from oracle.errors import SpecError, WeightError
-from oracle.forward import LAYER_VALUES, MODEL, forward, greedy
+from oracle.forward import LAYER_VALUES, MODEL, forward
+from oracle.greedy import greedy
 from oracle.pack import open_packed, pack
 from oracle.rope import rope_table
 from oracle.spec import ModelSpec
@@ -91,7 +92,7 @@ def test_the_real_model_agrees_with_transformers(default_model: tuple[ModelSpec,
     texts = [assemble(chat, [{"role": "user", "content": text}]) for text in TALK]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
     found = against_transformers(spec, folder, prompts)
-    assert found["positions"] == sum(map(len, prompts)) > 50
+    assert found["positions"] == sum(map(len, prompts)) + 2 * 31 > 100
     assert found["max_abs_logit"] <= 1e-3
     assert found["greedy_equal"] == found["prompts"] == 2
     assert len(found["ours"][0]) == found["steps"] == 32

@@ -19,7 +19,7 @@ WEIGHT_SOURCES = (
     *("account.py", "chat.py", "fetch.py", "ggufmap.py", "pack.py", "sources.py", "spec.py"),
     *("synthetic.py", "tensorfile.py", "tokens.py", "weights.py"),
 )
-TRUTH_SOURCES = ("forward.py", "rope.py", "traces.py", "spec.py", "tensorfile.py")
+TRUTH_SOURCES = ("forward.py", "greedy.py", "rope.py", "traces.py", "spec.py", "tensorfile.py")
 
 
 def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
@@ -158,8 +158,6 @@ def _token_ids(packed: Path, prompts: list[str], vocab: int) -> list[list[int]]:
 
 
 def _check(build: Build) -> None:
-    import torch
-
     from oracle.check import reference_model, run_reference
     from oracle.forward import forward
     from oracle.pack import open_packed
@@ -169,19 +167,18 @@ def _check(build: Build) -> None:
     spec = _spec(build.inputs["model"])
     golden = Golden(build.need("oracle").path)
     tensors = open_packed(build.need("weights").path).tensors
-    prompts = [entry["tokens"] for entry in golden.prompts]
+    texts = [[*entry["tokens"], *entry["greedy"][:-1]] for entry in golden.prompts]
     build.progress("transformers in FP32 on the same weights")
-    ours = forward(spec, tensors, prompts, all_logits=True).logits
-    model = reference_model(spec, tensors)
+    ours = forward(spec, tensors, texts, all_logits=True).logits
+    theirs = run_reference(reference_model(spec, tensors), texts)
     found = []
     for number, entry in enumerate(golden.prompts):
-        with torch.inference_mode():
-            logits, tokens = run_reference(model, entry["tokens"], golden.record["steps"])
+        picked = theirs[number][len(entry["tokens"]) - 1 :].argmax(-1).tolist()
         candidate = Generation(entry["greedy"], ours[number])
-        reference = Generation(tokens, logits)
+        reference = Generation(picked, theirs[number])
         subject = f"prompt {number}"
         found.append(gate.compare_oracle("oracle", subject, candidate, reference, rules))
-    records.settle(build, spec.name, found, len(prompts))
+    records.settle(build, spec.name, found, len(texts))
 
 
 class _explained:
