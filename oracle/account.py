@@ -106,7 +106,12 @@ def _missing(spec: ModelSpec, missing: list[str]) -> str:
 
 
 def finite(name: str, values: np.ndarray) -> np.ndarray:
-    """`values` as they are; WeightError when any is NaN or infinite."""
+    """`values` (float, or bfloat16 bits) as they are; WeightError when any is NaN or infinite."""
+    if values.dtype == np.uint16:
+        bad = int(np.count_nonzero((values & 0x7F80) == 0x7F80))
+        if bad:
+            raise WeightError(f"{name}: {bad} of {values.size} values are NaN or infinite")
+        return values
     # The sum is finite unless some value is not (or it overflows): one cheap pass in most cases.
     if not np.isfinite(np.sum(values, dtype=np.float64)):
         bad = int(np.size(values) - np.count_nonzero(np.isfinite(values)))

@@ -87,7 +87,9 @@ def reference_model(spec: ModelSpec, tensors: WeightSource) -> PreTrainedModel:
     if wanted != {name: tensors.shape(ours) for name, ours in named.items()}:
         raise WeightError(f"transformers' {spec.family} has other tensors than {spec.name}")
     for prefix, module in model.named_modules():
-        own = {name: named[f"{prefix}.{name}"] for name, _ in module.named_parameters(recurse=False)}
+        own = {
+            name: named[f"{prefix}.{name}"] for name, _ in module.named_parameters(recurse=False)
+        }
         if own:
             module.register_forward_pre_hook(functools.partial(_lend, tensors, own))
             module.register_forward_hook(functools.partial(_take_back, list(own)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ def pack(spec: ModelSpec, source: WeightSource, out_dir: Path) -> dict[str, Any]
     layout = {name: (exact, source.shape(name)) for name in names}
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = write_tokenizer(spec, source.info.tokenizer, out_dir)
-    digest = write_tensors(out_dir / MODEL, layout, lambda name: finite(name, source.get(name)))
+    values = source.raw if exact == "BF16" else source.get
+    digest = write_tensors(out_dir / MODEL, layout, lambda name: finite(name, values(name)))
     record = {
         "format": FORMAT,
         "model": spec.name,
@@ -74,12 +76,24 @@ def open_packed(folder: Path, verify: bool = False) -> Packed:
     return Packed(SafetensorsFolder(folder), record)
 
 
+def link(source: Path, target: Path) -> None:
+    """The same file at a second place; a copy where the file system has no hard links."""
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
 def device_pack(model_file: Path, out_file: Path) -> str:
     """Round a packed model.safetensors to bfloat16, nearest even; returns the new sha256.
 
-    A finite value that would round to infinity is refused.
+    What is bfloat16 already becomes a hard link. A finite value that would round to infinity is
+    refused.
     """
     entries = read_header(model_file)
+    if all(entry.dtype == "BF16" for entry in entries.values()):
+        link(model_file, out_file)
+        return file_digest(out_file)
     layout = {name: ("BF16", entry.shape) for name, entry in entries.items()}
 
     def rounded(name: str) -> Any:

@@ -202,7 +202,7 @@ class GgufFile:
 
 
 class Generated:
-    """Tensors made on demand by a function of their name; nothing is kept."""
+    """Tensors made on demand, as bfloat16 bits, by a function of their name; nothing is kept."""
 
     def __init__(
         self,
@@ -226,10 +226,10 @@ class Generated:
         return "BF16"
 
     def get(self, name: str) -> np.ndarray:
-        return self._make(name)
+        return bf16_to_f32(self._make(name))
 
     def raw(self, name: str) -> np.ndarray:
-        return self.get(name)
+        return self._make(name)
 
     def identity(self) -> str:
         return self._identity

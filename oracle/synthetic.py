@@ -26,7 +26,7 @@ import numpy as np
 
 from oracle.sources import Generated, SourceInfo
 from oracle.spec import ModelSpec, tensor_shapes
-from oracle.tensorfile import bf16_to_f32, f32_to_bf16
+from oracle.tensorfile import f32_to_bf16
 
 STEP = 7919
 LOGIT = 24.0  # about the logit of the right token for a noiseless stream
@@ -61,8 +61,8 @@ def _uniform(seed: int, name: str, shape: tuple[int, ...], deviation: float) -> 
 
 
 def _tensor(spec: ModelSpec, seed: int, name: str) -> np.ndarray:
-    """float32 values that are exact in bfloat16."""
-    return bf16_to_f32(f32_to_bf16(_values(spec, seed, name)))
+    """The tensor as bfloat16 bits."""
+    return f32_to_bf16(_values(spec, seed, name))
 
 
 def _values(spec: ModelSpec, seed: int, name: str) -> np.ndarray:

@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,17 +41,17 @@ class Entry:
 
 def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
     """Widen bfloat16 bits (uint16) to float32; exact."""
-    wide = bits.astype(np.uint32)
-    wide <<= 16
-    return wide.view(np.float32)
+    import torch
+
+    return torch.from_numpy(bits.astype(np.int16)).view(torch.bfloat16).float().numpy()
 
 
 def f32_to_bf16(values: np.ndarray) -> np.ndarray:
     """Round float32 to bfloat16 bits (uint16), to nearest even; NaN stays a quiet NaN."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + (((bits >> 16) & 1) + np.uint32(0x7FFF))) >> 16).astype(np.uint16)
-    quiet = ((bits >> 16) | np.uint32(0x0040)).astype(np.uint16)
-    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded)
+    import torch
+
+    wide = torch.from_numpy(np.array(values, np.float32, copy=not values.flags.writeable))
+    return wide.bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def read_header(path: Path) -> dict[str, Entry]:
@@ -140,8 +141,7 @@ def write_tensors(
         for chunk in (len(text).to_bytes(8, "little"), text):
             file.write(chunk)
             digest.update(chunk)
-        for name, (dtype, shape) in layout.items():
-            values = get(name)
+        for (name, (dtype, shape)), values in zip(layout.items(), _ahead(layout, get), strict=True):
             if values.shape != shape:
                 raise WeightError(f"{name}: shape {values.shape} where {shape} was announced")
             if dtype == "BF16" and values.dtype != np.uint16:
@@ -154,6 +154,18 @@ def write_tensors(
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
+
+
+def _ahead(names: Iterable[str], get: Callable[[str], np.ndarray]) -> Iterator[np.ndarray]:
+    """`get` of each name in order, the next one in a thread while the last one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting: list[Future[np.ndarray]] = []
+        for name in names:
+            waiting.append(pool.submit(get, name))
+            if len(waiting) > 1:
+                yield waiting.pop(0).result()
+        for last in waiting:
+            yield last.result()
 
 
 def file_digest(path: Path) -> str:
