@@ -106,7 +106,10 @@ def _parser(root: Path) -> argparse.ArgumentParser:
     add("--device", choices=DEVICES, default="emulated", help="default %(default)s")
     add("--allow-rehearsal", action="store_true", help="generate with synthetic weights")
     add(
-        "--prompt-tokens", type=_at_least(1), metavar="N", help="bench: default the smallest bucket"
+        "--prompt-tokens",
+        type=_at_least(1),
+        metavar="N",
+        help="bench: default the smallest bucket that leaves room",
     )
     add("--decode-tokens", type=_at_least(1), default=16, metavar="N", help="bench: default 16")
     add("--version", action="version", version=_version(root))
@@ -302,7 +305,8 @@ def _bench(root: Path, manifest: Manifest, options: argparse.Namespace) -> int:
     _need("numpy")
     from .runner import Runner
 
-    count = options.prompt_tokens or min(manifest.prefill)
+    fitting = min(min(manifest.prefill), manifest.context - options.decode_tokens)
+    count = options.prompt_tokens or max(1, fitting)
     session = open_session(options.device, manifest.device)
     begun = time.perf_counter()
     runner = Runner(root, session)

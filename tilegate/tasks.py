@@ -156,7 +156,10 @@ def gate_table(name: str, record: Mapping[str, Any]) -> str:
         table.add_row(metric, *(_cell(cell) for cell in cells))
     out = io.StringIO()
     console = Console(file=out, width=100, force_terminal=sys.stdout.isatty())
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    else:
+        console.print(f"{name} FAILED", markup=False, highlight=False)
     for reason in record.get("reasons", ()):
         console.print(f"{record.get('subject', name)}: {reason}", markup=False, highlight=False)
     with contextlib.suppress(OSError):

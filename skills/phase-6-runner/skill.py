@@ -43,13 +43,13 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         sources=(Path(__file__),),
     )
     yield check
-    gates = [node for node in graph.of_kind("gate") if node is not check]
+    before = [node for node in graph.nodes.values() if node is not check]
     yield Node(
         name="deploy",
         kind="deploy",
         doc=f"promote the gated bundle to build/deploy/{config.model.name}",
         inputs={"config": bundle.portable(plain(config)), "fault": config.fault},
-        needs=(graph["runner"], graph["weights"], *gates, check),
+        needs=(*before, check),
         build=functools.partial(_deploy, graph.deployment),
         install=functools.partial(_promote, config.model.name),
         installed=functools.partial(_promoted, config.model.name),
@@ -151,7 +151,8 @@ def _deploy(deployment: Deployment, build: Build) -> None:
     (folder / "manifest.json").unlink()
     weights = json.loads(build.need("weights").file("weights.json").read_text())
     provenance = {
-        name: {"key": artifact.key, "digest": artifact.digest, "needs": artifact.manifest["needs"]}
+        name: {"key": artifact.key, "digest": artifact.digest}
+        | {part: artifact.manifest[part] for part in ("needs", "sources")}
         for name, artifact in build.needs.items()
     }
     gates = [
