@@ -11,8 +11,15 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from oracle.errors import Unavailable, WeightError
-from oracle.tensorfile import Entry, bf16_to_f32, file_digest, joint_digest, map_file, read_header
-from oracle.tensorfile import stored_tensor
+from oracle.tensorfile import (
+    Entry,
+    bf16_to_f32,
+    file_digest,
+    joint_digest,
+    map_file,
+    read_header,
+    stored_tensor,
+)
 
 INDEX = "model.safetensors.index.json"
 
