@@ -257,6 +257,8 @@ def doit_config(state: Path = STATE) -> dict[str, Any]:
         "reporter": Reporter,
         "verbosity": 0,
         "sort": "definition",
+        "num_process": 2,  # compilers run beside the oracle; a node's own work has two cores
+        "par_type": "thread",
         "backend": "json",
         "dep_file": str(_database(state / "doit.json")),
     }
