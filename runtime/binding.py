@@ -18,7 +18,7 @@ from .bundle import Bundle
 from .errors import BundleError, DeviceError
 from .manifest import WIDTH, Argument, Dispatch
 from .session import Bo, Run, Session
-from .weights import rope_table, static_value
+from .weights import Tensors, rope_table, static_value
 
 BLOCK_IN, BLOCK_OUT, LOGITS = "x", "mlp_residual", "logits"
 MIN_WAIT_MS = 10_000
@@ -60,6 +60,23 @@ class Move:
     cache: Buffer
 
 
+@dataclass(frozen=True)
+class Load:
+    """Weights that share one buffer among the layers: laid out before the layer runs."""
+
+    session: Session
+    buffer: Buffer
+    tensors: Tensors
+    name: str
+    argument: Argument
+
+    def execute(self) -> None:
+        with self.session.untimed():
+            value = static_value(self.tensors, self.name, self.argument)
+            self.buffer.host[:] = value.reshape(self.buffer.host.shape)
+            self.buffer.push()
+
+
 class Bound:
     """A dispatch of one layer with all arguments set."""
 
@@ -71,6 +88,7 @@ class Bound:
         self.bos = bos
         self.layer = layer
         self.moves: list[Move] = []
+        self.loads: list[Load] = []
         self._done = session.ert_cmd_state.ERT_CMD_STATE_COMPLETED
         self._wait_ms = max(MIN_WAIT_MS, int(dispatch.predicted_us / 50))
         for index, bo in enumerate(bos):
@@ -100,6 +118,7 @@ class Binder:
         self._contexts: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
         self._statics: dict[tuple[Any, ...], Bo] = {}
+        self._shared: dict[tuple[Any, ...], Buffer] = {}
         self._values: dict[tuple[str, str, str], Bo] = {}
         self._caches: dict[tuple[int, str], Buffer] = {}
         manifest = bundle.manifest
@@ -107,6 +126,18 @@ class Binder:
         self.tables: dict[tuple[str, tuple[int, ...]], Buffer] = {}
         self.position: Buffer | None = None
         self._load_programs()
+        limit = session.resident_bytes
+        self._share = limit is not None and self._transposed_bytes() > limit
+
+    def _transposed_bytes(self) -> int:
+        """Weights of all layers that the device holds in another layout than the file."""
+        keys = {
+            (a.tensor, a.shape): a.bytes
+            for dispatch in self._bundle.dispatches.values()
+            for a in dispatch.arguments
+            if a.layout == "transposed"
+        }
+        return sum(keys.values()) * self._bundle.manifest.model.layers
 
     def buffer(self, shape: tuple[int, ...], dtype: str) -> Buffer:
         bo = self._session.ext.bo(self._device, math.prod(shape) * WIDTH[dtype])
@@ -136,6 +167,7 @@ class Binder:
             bos = [self._argument(scope, dispatch, a, values, layer) for a in dispatch.arguments]
             run = self._session.run(self._kernels[name])
             bound = Bound(self._session, dispatch, run, bos, layer)
+            bound.loads = list(self._loads(dispatch, layer))
             if bucket is None and layer is not None:
                 bound.moves = list(self._moves(dispatch, values, layer))
             yield bound
@@ -174,7 +206,19 @@ class Binder:
             self._values[key] = self._session.ext.bo(self._device, argument.bytes)
         return self._values[key]
 
+    def _loads(self, dispatch: Dispatch, layer: int | None) -> Iterator[Load]:
+        for argument in dispatch.arguments:
+            if self._share and argument.layout == "transposed":
+                name = (argument.tensor or "").replace("{layer}", str(layer))
+                shared = self._shared[argument.tensor, argument.shape]
+                yield Load(self._session, shared, self._bundle.tensors, name, argument)
+
     def _static(self, argument: Argument, layer: int | None) -> Bo:
+        if self._share and argument.layout == "transposed":
+            place = (argument.tensor, argument.shape)
+            if place not in self._shared:
+                self._shared[place] = self.buffer(argument.shape, argument.dtype)
+            return self._shared[place].bo
         name = (argument.tensor or "").replace("{layer}", str(layer))
         key = (name, argument.layout, argument.row_start, argument.shape)
         if key not in self._statics:

@@ -7,10 +7,12 @@ never written holds 0xFF bytes, which are NaN as bf16 and f32.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import mmap
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ Bytes = npt.NDArray[np.uint8]
 
 MAX_CONTEXTS = 16
 POISON = 0xFF
+ALIGNMENT = 64
+"""Bytes: what the vector loads of a core need."""
 WATCHDOG_US = 2e6
 """After so long the driver gives a stuck command up (amdxdna's tdr_timeout_ms)."""
 
@@ -44,6 +48,7 @@ class EmulatedNpu2:
 
     label = "predicted (emulated NPU2)"
     program = "dispatch.so"
+    resident_bytes: int | None = 1 << 30
     xclBOSyncDirection = SyncDirection
     ert_cmd_state = CommandState
 
@@ -72,6 +77,12 @@ class EmulatedNpu2:
 
     def now_us(self) -> float:
         return self._device.clock_us
+
+    @contextlib.contextmanager
+    def untimed(self) -> Iterator[None]:
+        before = self._device.clock_us
+        yield
+        self._device.clock_us = before
 
     def host_step(self, name: str) -> None:
         self._device.clock_us += self._device.timing.host_step_us[name]
@@ -149,20 +160,37 @@ class Kernel:
 class _Storage:
     """The two copies behind a root buffer object and its sub-buffers, page aligned.
 
-    The host copy appears when the host first touches it. After a sync of the whole buffer it goes
-    again if nobody holds a map of it, so that weights do not occupy memory twice.
+    Either copy appears when it is first touched. After a sync of the whole buffer the host copy
+    goes again if nobody holds a map of it, and read-only memory that was written is not copied at
+    all, so that weights do not occupy memory twice.
     """
 
     def __init__(self, device: EmulatedDevice, size: int) -> None:
         self.device = device
         self.size = size
-        self.on_device = _pages(size)
-        self.on_device.fill(POISON)
+        self._device: Bytes | None = None
         self._host: Bytes | None = None
         self._mapped = False
         self._dropped = False
         self._overwritten = False
         self._syncs = 0
+
+    @property
+    def on_device(self) -> Bytes:
+        if self._device is None:
+            self._device = _pages(self.size)
+            self._device.fill(POISON)
+        return self._device
+
+    def lend(self, source: Bytes) -> bool:
+        """Take aligned read-only memory as the first content of an untouched buffer."""
+        fits = not source.flags.writeable and source.ctypes.data % ALIGNMENT == 0
+        if not fits or source.size != self.size or self._device is not None or self._syncs:
+            return False
+        if self._host is not None:
+            return False
+        self._host = source
+        return True
 
     def host(self, mapped: bool = False) -> Bytes:
         self._mapped |= mapped
@@ -170,6 +198,8 @@ class _Storage:
             self._host = _pages(self.size)
             if self._dropped:
                 self._host[:] = POISON if self._overwritten else self.on_device
+        elif not self._host.flags.writeable:
+            self._host = _copied(self._host)
         return self._host
 
     def written_by_device(self) -> None:
@@ -179,16 +209,20 @@ class _Storage:
         device = self.device
         timing = device.timing
         device.clock_us += timing.sync_us + (stop - start) / (timing.sync_gbps * 1e3)
-        host = self.host()
         if direction == SyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE:
+            host = self.host()
             if device.fault != "dropped_sync_back":
                 host[start:stop] = self.on_device[start:stop]
             return
         self._syncs += 1
         if device.fault == "stale_buffer" and self._syncs > 1:
             return
-        self.on_device[start:stop] = host[start:stop]
-        if stop - start == self.size and not self._mapped:
+        whole = stop - start == self.size and not self._mapped
+        if whole and self._device is None and self._host is not None:
+            self._device = self._host  # nobody saw either: the host's pages become the device's
+        else:
+            self.on_device[start:stop] = self.host()[start:stop]
+        if whole:
             self._host, self._dropped, self._overwritten = None, True, False
 
 
@@ -217,6 +251,8 @@ class EmulatedBo:
         if seek < 0 or seek + source.size > self._size:
             raise RuntimeError("attempting to write past buffer size")
         start = self.offset + seek
+        if self.storage.lend(source):
+            return
         self.storage.host()[start : start + source.size] = source
 
     def sync(self, direction: int, size: int | None = None, offset: int = 0) -> None:
@@ -325,6 +361,12 @@ def _equal_inputs(arguments: tuple[Argument, ...]) -> tuple[int, int] | None:
                 return seen[argument.bytes], index
             seen[argument.bytes] = index
     return None
+
+
+def _copied(source: Bytes) -> Bytes:
+    target = _pages(source.size)
+    target[:] = source
+    return target
 
 
 def _pages(size: int) -> Bytes:

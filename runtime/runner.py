@@ -212,6 +212,8 @@ class Runner:
 
     def _layer(self, phase: Phase, layer: int, capture: Capture | None) -> None:
         for bound in phase.layers[layer]:
+            for weights in bound.loads:
+                weights.execute()
             for move in bound.moves:
                 move.source.pull(0)
                 move.cache.host[self.position] = move.source.host[0]

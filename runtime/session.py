@@ -11,6 +11,7 @@ import datetime
 import enum
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from .errors import BundleError
@@ -74,6 +75,9 @@ class Session(Protocol):
     """What its clock says: `predicted (emulated NPU2)` or `measured (NPU2)`."""
     program: str
     """The file of a dispatch folder that `elf` loads."""
+    resident_bytes: int | None
+    """Weights in layouts of their own that may stay on the device; where there are more of them,
+    each layer's are laid out again before it runs. None: no limit."""
     xclBOSyncDirection: Any
     ert_cmd_state: Any
     ext: Ext
@@ -86,6 +90,10 @@ class Session(Protocol):
 
     def now_us(self) -> float:
         """Microseconds: of the virtual clock, or of the wall."""
+        ...
+
+    def untimed(self) -> AbstractContextManager[None]:
+        """Within, a virtual clock stands still: for what only the emulation has to do."""
         ...
 
     def host_step(self, name: str) -> None:

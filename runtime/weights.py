@@ -75,11 +75,12 @@ def static_value(tensors: Tensors, name: str, argument: Argument) -> npt.NDArray
     if argument.layout == "transposed":
         value = _transposed(tensor)
     elif argument.layout == "padded_rows":
-        rows = tensor[start : start + argument.shape[0]]
-        value = np.zeros(argument.shape, tensor.dtype)
-        if not len(rows) or rows.shape[1:] != value.shape[1:]:
+        value = tensor[start : start + argument.shape[0]]
+        if not len(value) or value.shape[1:] != argument.shape[1:]:
             raise BundleError(f"{where}: rows from {start} of {name} {tensor.shape} do not fit")
-        value[: len(rows)] = rows
+        if len(value) < argument.shape[0]:
+            rows, value = value, np.zeros(argument.shape, tensor.dtype)
+            value[: len(rows)] = rows
     else:
         value = np.ascontiguousarray(tensor)
     if value.size != math.prod(argument.shape):

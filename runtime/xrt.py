@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import os
@@ -28,6 +29,7 @@ class Npu2:
 
     label = "measured (NPU2)"
     program = "dispatch.elf"
+    resident_bytes: int | None = None
 
     def __init__(self) -> None:
         try:
@@ -66,6 +68,9 @@ class Npu2:
 
     def now_us(self) -> float:
         return time.perf_counter() * 1e6
+
+    def untimed(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def host_step(self, name: str) -> None:
         """The wall clock saw it already."""

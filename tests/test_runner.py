@@ -89,6 +89,18 @@ def test_decode_continues_what_prefill_began_to_the_end_of_the_context(pristine:
     assert close(runner.prefill(IDS), wanted(pristine, IDS)[0])
 
 
+def test_weights_that_may_not_stay_give_the_same_logits_and_times(pristine: Path) -> None:
+    resident = runner_of(pristine)
+    session = open_session("emulated", read_manifest(pristine).device)
+    session.resident_bytes = 0
+    sharing = Runner(pristine, session)
+    for ids in (IDS[:3], IDS, IDS[2:5]):
+        np.testing.assert_array_equal(sharing.prefill(ids), resident.prefill(ids))
+        np.testing.assert_array_equal(sharing.decode(1), resident.decode(1))
+    spent = (session.now_us(), resident.session.now_us())
+    assert spent[0] <= spent[1], "laying weights out again is no time of the device"
+
+
 def test_capture_reads_any_value_of_any_layer(pristine: Path) -> None:
     runner = runner_of(pristine)
     capture = Capture(frozenset({"x", "mlp_residual", "k_rope", "attention", "logits"}))
