@@ -7,7 +7,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tilegate.errors import UserError, nearest
 
@@ -53,6 +53,12 @@ class Device:
     """One NPU. Times in microseconds, bandwidths in GB/s (1e9), sizes in bytes."""
 
     name: str
+    backend: Literal["emulated", "xrt"]
+    target: str
+    arch: str
+    binary: Literal["elf", "xclbin"]
+    block_float: bool
+    contexts: int
     toolchain: str
     cols: int
     rows: int
@@ -98,6 +104,11 @@ class Device:
 @functools.cache
 def load(name: str = "npu2") -> Device:
     """The device of `conf/device/<name>.yaml`, for use without a composed configuration."""
+    return Device.from_dict(_read(name))
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The mapping of a device file over those that its `defaults` name."""
     import yaml
 
     path = ROOT / f"{name}.yaml"
@@ -106,4 +117,9 @@ def load(name: str = "npu2") -> Device:
             f"no device {name!r}; {nearest(name, (p.stem for p in ROOT.glob('*.yaml')))}"
         )
     with path.open() as stream:
-        return Device.from_dict(yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        raw = dict(yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    merged: dict[str, Any] = {}
+    for base in raw.pop("defaults", ()):
+        if base != "_self_":
+            merged.update(_read(base))
+    return merged | raw
