@@ -167,7 +167,9 @@ class Channels:
         size = channel.integers("size")
         if any(not 0 <= i < n for i, n in zip(index, size, strict=True)):
             raise ReplayError(f"@{name}{list(index)} is outside of {size}")
-        reach = channel.integers("broadcast_shape") if "broadcast_shape" in channel.attributes else size
+        reach = (
+            channel.integers("broadcast_shape") if "broadcast_shape" in channel.attributes else size
+        )
         spans = [
             range(whole) if n == 1 else range(i, i + 1)
             for i, n, whole in zip(index, size, reach, strict=True)
@@ -273,9 +275,11 @@ class Replay:
         values = [env[name] for name in op.operands]
         match op.name:
             case "arith.constant":
-                env[op.results[0]] = op.integers("value")[0] if ":" not in op.attributes[
-                    "value"
-                ] else int(op.attributes["value"].split(":")[0])
+                env[op.results[0]] = (
+                    op.integers("value")[0]
+                    if ":" not in op.attributes["value"]
+                    else int(op.attributes["value"].split(":")[0])
+                )
             case "arith.muli":
                 env[op.results[0]] = values[0] * values[1]
             case "arith.addi":

@@ -66,3 +66,9 @@ def copy_checkout(target: Path) -> Checkout:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name)
     return Checkout(target, default_cache())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write golden texts anew instead of comparing"
+    )

@@ -179,8 +179,9 @@ def functions(objects: Sequence[Mapping[str, Any]]) -> dict[str, Callable[[list[
     """Symbol -> function of the call's arguments, for the objects of an emitted module."""
     found = {}
     for entry in objects:
-        for symbol, what in entry["entries"].items():
-            found[symbol] = _bound(globals()[what["function"]], entry["defines"], what["moved"])
+        for what in entry["entries"]:
+            function = globals()[what["function"]]
+            found[what["symbol"]] = _bound(function, entry["defines"], what["moved"])
     return found
 
 

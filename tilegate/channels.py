@@ -128,7 +128,7 @@ class Channels:
 
 
 def shift(at: tuple[Affine, Affine]) -> tuple[int, int]:
-    """How far a cascade's source lies from its target. Raises UserError for anything but a shift."""
+    """How far a cascade's source lies from its target. Raises UserError where that varies."""
     wanted = ((("x", 1),), (("y", 1),))
     if (at[0].terms, at[1].terms) != wanted:
         raise UserError("a cascade comes from a neighbour at a fixed distance")

@@ -7,33 +7,54 @@ further integers and is compiled from the same source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tilegate import mlir
 from tilegate.compile import C_TYPES, suffix, symbol
-from tilegate.errors import UserError
 from tilegate.mlir import Block
 from tilegate.plan import CoreObject
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One way in which a function is called: the arguments that carry an offset, and the types.
+
+    A symbol has one type in MLIR; a function called with buffers of other sizes gets a `variant`.
+    """
+
+    symbol: str
+    function: str
+    moved: tuple[int, ...]
+    types: tuple[str, ...]
+    forwards: bool
+
+
 @dataclass
 class Object:
-    """One object: what it is compiled from, and `(function, moved arguments)` of its entries."""
+    """One object: what it is compiled from, and the entries that its module calls."""
 
     op: str
     core: CoreObject
-    entries: dict[tuple[str, tuple[int, ...]], list[str]] = field(default_factory=dict)
+    entries: list[Entry] = field(default_factory=list)
 
     @property
     def file(self) -> str:
         return f"{self.op}.{Path(self.core.source).stem}-{suffix(self.op, self.core, False)}.o"
 
-    def symbol(self, function: str, moved: tuple[int, ...]) -> str:
+    def entry(self, function: str, moved: tuple[int, ...], types: tuple[str, ...]) -> Entry:
+        """The entry for a call, made when there is none."""
+        alike = [e for e in self.entries if (e.function, e.moved) == (function, moved)]
+        for entry in alike:
+            if entry.types == types:
+                return entry
         name = symbol(function, self.op, self.core, False)
-        return f"{name}_at{'_'.join(map(str, moved))}" if moved else name
+        name += f"_at{'_'.join(map(str, moved))}" if moved else ""
+        name += f"_v{len(alike)}" if alike else ""
+        self.entries.append(Entry(name, function, moved, types, bool(moved or alike)))
+        return self.entries[-1]
 
 
 class Objects:
@@ -49,20 +70,16 @@ class Objects:
     def callee(
         self, op: str, core: CoreObject, function: str, moved: tuple[int, ...], types: Sequence[str]
     ) -> str:
-        """The symbol for a call. Raises UserError when two calls disagree about its types."""
-        entry = self.found[self.file(op, core)]
-        known = entry.entries.setdefault((function, moved), list(types))
-        if known != list(types):
-            raise UserError(f"{op}: {function} is called with {types} and with {known}")
-        return entry.symbol(function, moved)
+        """The symbol for a call."""
+        return self.found[self.file(op, core)].entry(function, moved, tuple(types)).symbol
 
     def declare(self, top: Block) -> None:
         """Append the private functions of all entries."""
-        for file, entry in self.found.items():
-            for (function, moved), types in entry.entries.items():
+        for file, made in self.found.items():
+            for entry in made.entries:
                 attributes = {
-                    "function_type": mlir.function_type(types),
-                    "sym_name": mlir.text(entry.symbol(function, moved)),
+                    "function_type": mlir.function_type(entry.types),
+                    "sym_name": mlir.text(entry.symbol),
                     "sym_visibility": mlir.text("private"),
                     "link_with": mlir.text(file),
                     "llvm.emit_c_interface": "",
@@ -71,37 +88,42 @@ class Objects:
                 top.op("func.func", regions=[region], attributes=attributes)
 
     def table(self) -> list[dict[str, Any]]:
-        """JSON-ready: for each object its file, source, macros, and entries by symbol."""
+        """JSON-ready: for each object its file, source, macros, signatures and entries."""
         return [
             {
                 "file": file,
-                "op": entry.op,
-                "source": entry.core.source,
-                "defines": dict(entry.core.defines),
-                "optimise": entry.core.optimise,
-                "stack_bytes": entry.core.stack_bytes,
+                "op": made.op,
+                "source": made.core.source,
+                "defines": dict(made.core.defines),
+                "optimise": made.core.optimise,
+                "stack_bytes": made.core.stack_bytes,
+                "signatures": {name: list(types) for name, types in made.core.functions},
                 "symbols": {
-                    name: symbol(name, entry.op, entry.core, False)
-                    for name, _ in entry.core.functions
+                    name: symbol(name, made.op, made.core, False) for name, _ in made.core.functions
                 },
-                "entries": {
-                    entry.symbol(function, moved): {"function": function, "moved": list(moved)}
-                    for function, moved in entry.entries
-                },
+                "entries": [
+                    {
+                        "symbol": entry.symbol,
+                        "function": entry.function,
+                        "moved": list(entry.moved),
+                        "forwards": entry.forwards,
+                    }
+                    for entry in made.entries
+                ],
             }
-            for file, entry in self.found.items()
+            for file, made in self.found.items()
         ]
 
 
-def unit(entry: dict[str, Any], signatures: dict[str, tuple[str, ...]]) -> str:
-    """The C++ translation unit of an object: the kernel's source and the entries with offsets."""
-    lines = [f'#include "{entry["source"]}"', "#include <cstdint>"]
-    for name, what in entry["entries"].items():
-        moved = what["moved"]
-        if not moved:
+def unit(made: Mapping[str, Any]) -> str:
+    """The C++ translation unit of an object: the kernel's source and the entries that forward."""
+    lines = [f'#include "{made["source"]}"', "#include <cstdint>"]
+    for entry in made["entries"]:
+        if not entry["forwards"]:
             continue
+        moved = entry["moved"]
         pointers, scalars, passed = [], [], []
-        for place, kind in enumerate(signatures[what["function"]]):
+        for place, kind in enumerate(made["signatures"][entry["function"]]):
             if kind == "i32":
                 scalars.append(f"std::int32_t a{place}")
                 passed.append(f"a{place}")
@@ -112,7 +134,7 @@ def unit(entry: dict[str, Any], signatures: dict[str, tuple[str, ...]]) -> str:
             passed.append(f"a{place} + o{place}" if place in moved else f"a{place}")
         offsets = [f"std::int32_t o{place}" for place in moved]
         taken = ", ".join([*pointers, *scalars, *offsets])
-        lines.append(f'extern "C" void {name}({taken}) {{')
-        lines.append(f"  {what['function']}({', '.join(passed)});")
+        lines.append(f'extern "C" void {entry["symbol"]}({taken}) {{')
+        lines.append(f"  {entry['function']}({', '.join(passed)});")
         lines.append("}")
     return "\n".join(lines) + "\n"

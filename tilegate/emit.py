@@ -46,9 +46,7 @@ def emit(dispatch: Dispatch) -> Module:
     """
     objects = Objects()
     top = Block()
-    types = [
-        mlir.memref(a.bytes // _width(a.dtype), a.dtype, 3) for a in dispatch.arguments
-    ]
+    types = [mlir.memref(a.bytes // _width(a.dtype), a.dtype, 3) for a in dispatch.arguments]
     body = top.inner(isolated=True)
     arguments = tuple(body.value(t, "arg") for t in types)
     launches = []
