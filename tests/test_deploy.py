@@ -108,7 +108,9 @@ def test_an_injected_fault_fails_its_gate_and_leaves_the_bundle(
 def test_a_loosened_gate_shows_in_the_manifest(deployed: Checkout) -> None:
     """Policy is part of the provenance: another limit is another record and another bundle."""
     before = (deployed.bundle(MODEL) / "manifest.json").read_bytes()
-    assert deployed.doit("deploy", "gate.block.cosine.value=0.5").returncode == 0
+    done = deployed.doit("deploy", "gate.block.cosine.value=0.5")
+    assert done.returncode == 0
+    assert "NOT as committed: block.cosine: 0.99 -> 0.5" in done.stdout
     manifest = json.loads((deployed.bundle(MODEL) / "manifest.json").read_text())
     limits = [r["thresholds"]["cosine"]["value"] for r in manifest["gates"] if r["gate"] == "block"]
     assert set(limits) == {0.5}

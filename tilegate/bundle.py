@@ -71,8 +71,12 @@ def manifest(
     record: Mapping[str, Any],
     provenance: Mapping[str, Any],
     gates: Sequence[Any] = (),
+    policy_changes: Sequence[str] = (),
 ) -> bytes:
-    """The sealed `manifest.json` of the bundle in `folder`; `record` is that of the weights."""
+    """The sealed `manifest.json` of the bundle in `folder`; `record` is that of the weights.
+
+    `policy_changes` tells how the gate policy differs from the committed one.
+    """
     from tilegate.config import plain
 
     config = deployment.config
@@ -102,6 +106,7 @@ def manifest(
         "files": files,
         "sizes": sizes,
         "gates": list(gates),
+        "policy_changes": list(policy_changes),
         "config": portable(plain(config)),
         "tools": {
             "cpu": digest(cpu_features()),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from tilegate.digests import digest
 from tilegate.errors import UserError, nearest
 
+ROOT = Path(__file__).resolve().parent.parent
 Inputs = Literal["random", "real"]
 
 SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -129,6 +131,13 @@ def load(raw: Mapping[str, Any]) -> Policy:
         prompts=_prompts(raw["prompts"]),
         digest=digest(raw),
     )
+
+
+def committed() -> Policy:
+    """The policy of conf/gate/default.yaml, which others are held against."""
+    import yaml
+
+    return load(yaml.safe_load((ROOT / "conf" / "gate" / "default.yaml").read_text()))
 
 
 def _mapping(where: str, raw: Any) -> Mapping[str, Any]:

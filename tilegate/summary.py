@@ -37,6 +37,7 @@ def text(deployment: Deployment, manifest: Mapping[str, Any]) -> str:
         f"{'built':{WIDTH}}{len(deployment.dispatches)} dispatches of {launches} launches, "
         f"{len(deployment.kernels())} kernel plans, for the {device}",
         *_gates(manifest["gates"]),
+        *(f"{'policy':{WIDTH}}NOT as committed: {line}" for line in manifest["policy_changes"]),
         f"{'bundle':{WIDTH}}{where}",
     ]
     if manifest["weights"]["kind"] == "rehearsal":

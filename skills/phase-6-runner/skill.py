@@ -161,7 +161,8 @@ def _deploy(deployment: Deployment, build: Build) -> None:
         if name.startswith("gate:")
         for record in records.read(artifact)
     ]
-    sealed = bundle.manifest(deployment, folder, weights, provenance, gates)
+    changes = policy.load(deployment.config.gate).changed_from(policy.committed())
+    sealed = bundle.manifest(deployment, folder, weights, provenance, gates, changes)
     (folder / "manifest.json").write_bytes(sealed)
     build.notes["summary"] = summary.text(deployment, json.loads(sealed))
 
