@@ -88,6 +88,24 @@ def cached_snapshot(repository: str) -> tuple[Path, str]:
     return folder, folder.name
 
 
+def hub_config(repository: str) -> Path:
+    """The `config.json` of a repository: from the local cache, else from the hub."""
+    from huggingface_hub import constants, hf_hub_download
+
+    for local in (True, False):
+        if not local:
+            if constants.HF_HUB_OFFLINE:
+                raise Unavailable("the hub is switched off by HF_HUB_OFFLINE")
+            _reachable(constants.ENDPOINT)
+        try:
+            return Path(hf_hub_download(repository, "config.json", local_files_only=local))
+        except Exception as error:  # the hub's own errors are many
+            if not local:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise Unavailable(f"hub {repository}: {reason}") from error
+    raise Unavailable(f"hub {repository}: no config.json")
+
+
 def hub_snapshot(repository: str) -> tuple[Path, str]:
     """Folder and revision downloaded from the hub; a short question first, to fail early."""
     from huggingface_hub import HfApi, constants, snapshot_download

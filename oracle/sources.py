@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from oracle.errors import Unavailable, WeightError
+from oracle.published import refuse_unsupported, rope_of
 from oracle.tensorfile import (
     Entry,
     bf16_to_f32,
@@ -139,11 +140,8 @@ def declared_by_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text())
     except ValueError as error:
         raise WeightError(f"{path}: not valid JSON: {error}") from error
-    if config.get("hidden_act", "silu") != "silu":
-        raise WeightError(f"config.json: hidden_act={config['hidden_act']!r}; supported: silu")
-    if config.get("use_sliding_window"):
-        raise WeightError("config.json: use_sliding_window=true; sliding windows are unsupported")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    refuse_unsupported(config)
+    theta, scaling = rope_of(config)
     declared = {
         "family": config.get("model_type"),
         "layers": config.get("num_hidden_layers"),
@@ -155,22 +153,10 @@ def declared_by_config(folder: Path) -> dict[str, Any]:
         "vocab": config.get("vocab_size"),
         "norm_eps": config.get("rms_norm_eps"),
         "tied": config.get("tie_word_embeddings"),
-        "rope.theta": rope.get("rope_theta", config.get("rope_theta")),
+        "rope.theta": theta,
     }
     declared = {key: value for key, value in declared.items() if value is not None}
-    return declared | {"rope.scaling": _declared_scaling(rope)}
-
-
-def _declared_scaling(rope: Mapping[str, Any]) -> dict[str, Any] | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise WeightError(f"config.json: rope scaling {kind!r}; supported: default, llama3")
-    names = {"factor", "low_freq_factor", "high_freq_factor"}
-    scaling = {name: float(rope[name]) for name in sorted(names & set(rope))}
-    context = rope.get("original_max_position_embeddings")
-    return {"type": kind, **scaling, "original_context": context}
+    return declared | {"rope.scaling": scaling}
 
 
 class GgufFile:

@@ -57,7 +57,7 @@ class ModelSpec:
     qkv_bias: bool
     qk_norm: bool
     max_context: int
-    hub: str
+    hub: str | None
     wheel: WheelPin | None = None
     tokenizer_from: str | None = None
 

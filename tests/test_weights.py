@@ -140,6 +140,13 @@ def test_device_weights_are_rounded_to_nearest_even(tmp_path: Path) -> None:
         device_pack(tmp_path / "a", tmp_path / "b")
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 Damage = Callable[[Path, Tensors], Tensors]
 
 
@@ -215,7 +222,8 @@ def test_harmless_surplus_is_accepted_by_name(tmp_path: Path) -> None:
         ({"rms_norm_eps": 1e-6}, ["norm_eps=1e-06"]),
         ({"tie_word_embeddings": False}, ["tied=False", "tied=True"]),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["'yarn'"]),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["rope.scaling"]),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["lacks low_freq_factor"]),
+        ({"rope_scaling": LLAMA3}, ["rope.scaling={'type': 'llama3'", "rope.scaling=None"]),
         ({"model_type": "other"}, ["family=other"]),
         ({"hidden_act": "gelu"}, ["gelu"]),
         ({"use_sliding_window": True}, ["sliding"]),

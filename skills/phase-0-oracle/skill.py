@@ -16,7 +16,16 @@ from tilegate.store import ROOT, Build, Node
 
 ORACLE = ROOT / "oracle"
 WEIGHT_SOURCES = (
-    *("account.py", "chat.py", "fetch.py", "ggufmap.py", "pack.py", "sources.py", "spec.py"),
+    *(
+        "account.py",
+        "chat.py",
+        "fetch.py",
+        "ggufmap.py",
+        "pack.py",
+        "published.py",
+        "sources.py",
+        "spec.py",
+    ),
     *("synthetic.py", "tensorfile.py", "tokens.py", "weights.py"),
 )
 TRUTH_SOURCES = ("forward.py", "greedy.py", "rope.py", "traces.py", "spec.py", "tensorfile.py")
