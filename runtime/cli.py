@@ -30,6 +30,7 @@ MAX_TOKENS = 256
 USAGE = """run "prompt"            answer one prompt (`-` reads it from standard input)
        run --chat              converse
        run --ids FILE          continue token ids (a JSON list); needs no tokenizer
+       run serve               OpenAI-compatible API on this machine, at --port
        run bench               time to first token and per output token
        run verify              compare every file with the manifest"""
 
@@ -56,6 +57,7 @@ def _command(root: Path, options: argparse.Namespace) -> int:
     check_structure(root, manifest)
     if words == ["bench"]:
         return _bench(root, manifest, options)
+    serve = words == ["serve"]
     if len(words) > 1:
         raise BundleError(f'quote the prompt: run "{" ".join(words)}"')
     if not words and not options.chat and not options.ids:
@@ -70,6 +72,8 @@ def _command(root: Path, options: argparse.Namespace) -> int:
             f"{manifest.model.name} is a rehearsal with synthetic weights, so its text means "
             "nothing; add --allow-rehearsal to generate it all the same"
         )
+    if serve:
+        return _serve(root, manifest, options)
     if options.ids:
         return _continue(root, manifest, options)
     return _converse(root, manifest, options, prompt)
@@ -112,6 +116,7 @@ def _parser(root: Path) -> argparse.ArgumentParser:
         help="bench: default the smallest bucket that leaves room",
     )
     add("--decode-tokens", type=_at_least(1), default=16, metavar="N", help="bench: default 16")
+    add("--port", type=_at_least(0), default=8080, metavar="N", help="serve: default 8080, 0: any")
     add("--version", action="version", version=_version(root))
     return parser
 
@@ -224,6 +229,21 @@ def _continue(root: Path, manifest: Manifest, options: argparse.Namespace) -> in
         print(json.dumps(_document(runner, ids, tokens, "", clock, options, "")))
     else:
         print(" ".join(map(str, tokens)))
+    return 0
+
+
+def _serve(root: Path, manifest: Manifest, options: argparse.Namespace) -> int:
+    """Answer HTTP requests until interrupted."""
+    _need("numpy", "tokenizers")
+    from .chat import Chat
+    from .runner import Runner
+    from .serve import HOST, Service, server
+
+    chat = Chat(root, manifest)
+    runner = Runner(root, open_session(options.device, manifest.device))
+    with server(Service(runner, chat, manifest, options.max_tokens), options.port) as made:
+        print(f"{manifest.model.name} at http://{HOST}:{made.server_port}/v1", flush=True)
+        made.serve_forever()
     return 0
 
 
