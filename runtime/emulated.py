@@ -84,9 +84,6 @@ class EmulatedNpu2:
         yield
         self._device.clock_us = before
 
-    def host_step(self, name: str) -> None:
-        self._device.clock_us += self._device.timing.host_step_us[name]
-
 
 class EmulatedDevice:
     """pyxrt.device: the clock, the live contexts and the fault of one emulated NPU2."""
@@ -302,7 +299,7 @@ class EmulatedRun:
         pointers, keep = self._faulty_pointers(device.fault)
         status = self._kernel.elf.entry(pointers, len(pointers), device.threads)
         del keep
-        device.clock_us += device.timing.dispatch_floor_us + self._dispatch.predicted_us
+        device.clock_us += self._dispatch.host_us + self._dispatch.predicted_us
         done, error = CommandState.ERT_CMD_STATE_COMPLETED, CommandState.ERT_CMD_STATE_ERROR
         self._state = error if status else done
         self._after(device.fault)

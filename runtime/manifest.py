@@ -7,12 +7,12 @@ file, the key, the value and what is wanted. This docstring is the definition th
 `int tilegate_run(void *const *args, int n_args, int threads)`)::
 
     {"abi": "tilegate-dispatch-1", "name": "decode.rms_gemv_rope", "phase": "decode",
-     "bucket": null, "library": "dispatch.so", "predicted_us": 412.5,
+     "bucket": null, "library": "dispatch.so", "predicted_us": 412.5, "host_us": 210.0,
      "arguments": [...], "launches": [...]}
 
 `phase` is `prefill` (`bucket` = tokens S), `decode` or `lm_head` (`bucket` = null).
-`predicted_us` is the time on the device; the cost of starting and awaiting a dispatch from the
-host (`device.dispatch_floor_us`) is not in it. `launches` is read by people and profilers only.
+`predicted_us` is the time on the device, `host_us` what the host adds: starting and awaiting the
+dispatch, and its handling of the activations. `launches` is read by people and profilers only.
 
 Each argument has `name` (unique), `kind`, `role` (in, out, inout), `shape`, `dtype` (bf16, f32,
 i32), `bytes` (= product of shape x width), and where the kind asks for it `value`, `tensor`,
@@ -102,7 +102,7 @@ class Argument:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A dispatch artifact: its folder, argument table and predicted time in microseconds."""
+    """A dispatch artifact: its folder, argument table and predicted times in microseconds."""
 
     folder: Path
     name: str
@@ -110,6 +110,7 @@ class Dispatch:
     bucket: int | None
     library: str
     predicted_us: float
+    host_us: float
     arguments: tuple[Argument, ...]
 
 
@@ -137,15 +138,10 @@ class Rope:
 
 @dataclass(frozen=True)
 class Timing:
-    """Constants of the virtual clock: microseconds, and GB/s for buffer syncs.
+    """Constants of the virtual clock for buffer syncs: microseconds, and GB/s."""
 
-    `host_step_us` has `prefill_layer`, `decode_layer` and `token` (embedding row and sampling).
-    """
-
-    dispatch_floor_us: float
     sync_us: float
     sync_gbps: float
-    host_step_us: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -242,6 +238,7 @@ def read_dispatch(folder: Path) -> Dispatch:
         bucket=reader.get("bucket", int, None),
         library=reader.get("library", str),
         predicted_us=reader.get("predicted_us", float),
+        host_us=reader.get("host_us", float),
         arguments=arguments,
     )
 
@@ -318,14 +315,10 @@ def parse_manifest(data: Any, where: str = MANIFEST) -> Manifest:
 def parse_timing(data: Any, where: str = "device") -> Timing:
     """The virtual clock's constants; other keys of `device` are left to other readers."""
     reader = Reader(data, where)
-    steps = reader.section("host_step_us")
-    host = {key: steps.get(key, float) for key in ("prefill_layer", "decode_layer", "token")}
-    floor, fixed, rate = (
-        reader.get(key, float) for key in ("dispatch_floor_us", "sync_us", "sync_gbps")
-    )
+    fixed, rate = (reader.get(key, float) for key in ("sync_us", "sync_gbps"))
     if rate <= 0:
         raise BundleError(f"{where}: sync_gbps must be positive, not {rate}")
-    return Timing(floor, fixed, rate, host)
+    return Timing(fixed, rate)
 
 
 def _buckets(prefill: Reader) -> dict[int, tuple[str, ...]]:

@@ -108,11 +108,9 @@ class Runner:
         self.tokens = []
         x.host[: len(ids)] = self._embedding[list(ids)]  # type: ignore[index]
         x.host[len(ids) :] = self._embedding[self._pad]  # type: ignore[index]
-        self.session.host_step("token")
         x.push()
         for layer in range(len(phase.layers)):
             self._layer(phase, layer, capture)
-            self.session.host_step("prefill_layer")
         self.tokens = list(ids)
         row = phase.output.row_bytes
         last = self.session.bo(phase.output.bo, row, (len(ids) - 1) * row)
@@ -127,12 +125,10 @@ class Runner:
         phase = self._decode
         x = phase.input(0)
         x.host[0] = self._embedding[token]  # type: ignore[index]
-        self.session.host_step("token")
         x.push()
         self._place(position)
         for layer in range(len(phase.layers)):
             self._layer(phase, layer, capture)
-            self.session.host_step("decode_layer")
         self.tokens.append(token)
         return self._logits(phase.output.bo, capture)
 
@@ -247,7 +243,6 @@ class Runner:
             part = as_f32(storage(bound.dispatch, index, bo)).reshape(-1)
             room = self._vocab - argument.row_start
             logits[argument.row_start : argument.row_start + len(part)] = part[:room]
-        self.session.host_step("token")
         low, high = float(logits.min()), float(logits.max())
         if not np.isfinite(low) or not np.isfinite(high):
             raise DeviceError("the logits are not finite: the device's results are not usable")

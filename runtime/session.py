@@ -96,10 +96,6 @@ class Session(Protocol):
         """Within, a virtual clock stands still: for what only the emulation has to do."""
         ...
 
-    def host_step(self, name: str) -> None:
-        """The host did the step `name` of `Timing.host_step_us` (a no-op on a real device)."""
-        ...
-
 
 def open_session(device: str, timing: Timing, fault: str | None = None) -> Session:
     """The session on `device` (`emulated` or `npu2`). Raises BundleError when it cannot open."""

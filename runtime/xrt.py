@@ -72,9 +72,6 @@ class Npu2:
     def untimed(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def host_step(self, name: str) -> None:
-        """The wall clock saw it already."""
-
 
 def _lock() -> int:
     """The machine's NPU lock: two processes at once can wedge the device."""

@@ -97,3 +97,11 @@ def test_deterministic_and_quick() -> None:
 def test_a_shape_that_nothing_divides() -> None:
     with pytest.raises(UserError, match="no tile divides this shape"):
         planner.choose("gemm", {"M": 7, "K": 64, "N": 64}, "auto", NPU2)
+
+
+def test_a_launch_among_others_avoids_what_fails_there() -> None:
+    shape = {"M": 1024, "K": 1024, "N": 1024}
+    assert planner.choose("gemm", shape, "auto", NPU2)["method"] == "drain"
+    assert planner.choose("gemm", shape, "auto", NPU2, stitched=True)["method"] == "direct"
+    shape = {"M": 256, "K": 576, "N": 576}
+    assert planner.choose("gemm", shape, "auto", NPU2, stitched=True)["method"] == "fused-cast"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_bundle import DIM, PREDICTED_US, TIMING, argument, head, write_dispatch
+from tiny_bundle import DIM, HOST_US, PREDICTED_US, TIMING, argument, head, write_dispatch
 
 from runtime import bf16
 from runtime.emulated import FAULTS, MAX_CONTEXTS, EmulatedNpu2
@@ -176,18 +176,15 @@ def test_contexts_run_out_and_are_given_back(folder: Path) -> None:
     live.append(npu.hw_context(npu.device(0), elf))
 
 
-def test_the_clock_counts_dispatches_syncs_and_host_steps(folder: Path) -> None:
+def test_the_clock_counts_dispatches_and_syncs(folder: Path) -> None:
     rig = Rig(folder)
     rig.fill()
     start = rig.npu.now_us()
     rig.run.start()
-    assert rig.npu.now_us() - start == pytest.approx(PREDICTED_US + TIMING["dispatch_floor_us"])
+    assert rig.npu.now_us() - start == pytest.approx(PREDICTED_US + HOST_US)
     start = rig.npu.now_us()
     rig.back(rig.bos[4], 20, 0)
     assert rig.npu.now_us() - start == pytest.approx(2.0 + 20 / 10e3)
-    start = rig.npu.now_us()
-    rig.npu.host_step("prefill_layer")
-    assert rig.npu.now_us() - start == pytest.approx(30.0)
 
 
 def test_each_fault_shows(folder: Path) -> None:

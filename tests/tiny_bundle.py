@@ -26,12 +26,10 @@ LAYERS, DIM, HEADS, CONTEXT, VOCAB, PART = 3, 64, 4, 24, 11, 8
 HEAD_DIM = DIM // HEADS
 BUCKETS = (4, 8)
 TIMING: dict[str, Any] = {
-    "dispatch_floor_us": 50.0,
     "sync_us": 2.0,
     "sync_gbps": 10.0,
-    "host_step_us": {"prefill_layer": 30.0, "decode_layer": 3.0, "token": 1.0},
 }
-PREDICTED_US = 100.0
+PREDICTED_US, HOST_US = 100.0, 50.0
 
 SOURCE = r"""
 #include <math.h>
@@ -210,6 +208,7 @@ def write_dispatch(
         "bucket": bucket,
         "library": "dispatch.so",
         "predicted_us": PREDICTED_US,
+        "host_us": HOST_US,
         "arguments": arguments,
         "launches": [],
     }

@@ -12,10 +12,11 @@ from typing import Any
 
 from runtime.manifest import BUNDLE_FORMAT, seal
 from tilegate.compile import cpu_features, toolchain
-from tilegate.deployment import Deployment
+from tilegate.deployment import Deployment, host_us
 from tilegate.device import Device
 from tilegate.digests import digest
 from tilegate.dispatch import Dispatch, describe
+from tilegate.settings import Config
 from tilegate.store import ROOT, Artifact
 from tilegate.timing import predict_dispatch
 
@@ -28,11 +29,12 @@ def runtime_files() -> tuple[Path, ...]:
     return (RUNTIME / EXECUTABLE, *sorted(RUNTIME.glob("*.py")))
 
 
-def predicted(dispatch: Dispatch, device: Device) -> dict[str, Any]:
-    """`dispatch.json` with the predicted time of the dispatch and of each launch, microseconds."""
+def predicted(dispatch: Dispatch, config: Config) -> dict[str, Any]:
+    """`dispatch.json` with the predicted time of the dispatch, of its launches and of the host."""
     document = describe(dispatch)
-    time = predict_dispatch([op.plan for op in dispatch.ops], device)
+    time = predict_dispatch([op.plan for op in dispatch.ops], config.device)
     document["predicted_us"] = time.us
+    document["host_us"] = host_us(dispatch, config)
     for launch, one in zip(document["launches"], time.launches, strict=True):
         launch["predicted_us"] = one.us
         launch["bound"] = one.bound
@@ -128,17 +130,7 @@ def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 def clock(device: Device) -> dict[str, Any]:
     """The constants of the virtual clock that a runner needs; see runtime/manifest.py."""
-    return {
-        "name": device.name,
-        "dispatch_floor_us": device.constant("dispatch_floor_us"),
-        "sync_us": 0.0,
-        "sync_gbps": device.constant("bo_write_gbps"),
-        "host_step_us": {
-            "prefill_layer": device.constant("host_layer_prefill_us"),
-            "decode_layer": device.constant("host_layer_decode_us"),
-            "token": 0.0,
-        },
-    }
+    return {"name": device.name, "sync_us": 0.0, "sync_gbps": device.constant("bo_write_gbps")}
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import kernels, model, planner
+from tilegate import kernels, model, planner, timing
 from tilegate.config import plain
 from tilegate.device import Device
 from tilegate.digests import digest
@@ -68,9 +68,11 @@ def resolve(config: Config, cache: Path) -> Deployment:
     planned: dict[tuple[str, str], Planned] = {}
     for phase in phases:
         groups = plain(config.tile.prefill if phase.phase == "prefill" else config.tile.decode)
+        cuts = _cut(config, phase)
+        stitched = {op.name for ops in cuts.values() for op in ops if len(ops) > 1}
         for op in phase.ops:
             where = f"tile.{'prefill' if phase.phase == 'prefill' else 'decode'}.{op.group}"
-            tile = tiles.choose(op, groups[op.group], where)
+            tile = tiles.choose(op, groups[op.group], where, op.name in stitched)
             planned[phase.name, op.name] = Planned(
                 op, phase.name, plan_of(op.kernel, op.shape, freeze(tile))
             )
@@ -97,18 +99,25 @@ class Tiles:
         except (OSError, ValueError):
             self.known = {}  # only slower
 
-    def choose(self, op: Op, request: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """The tile of an op. Fields of the request that its kernel does not have are free ones."""
+    def choose(
+        self, op: Op, request: Mapping[str, Any], where: str, stitched: bool
+    ) -> dict[str, Any]:
+        """The tile of an op, `stitched` when other ops share its dispatch.
+
+        Fields of the request that its kernel does not have are free ones.
+        """
         fields = kernels.contract(op.kernel).TILE_FIELDS
         fixed = {name: value for name, value in request.items() if value != "auto"}
         for name in fixed:
             if name not in fields:
                 raise UserError(f"{where}.{name}: {op.kernel} has {', '.join(fields)}")
-        key = digest([op.kernel, op.shape, fixed])
+        key = digest([op.kernel, op.shape, fixed, stitched])
         entry = self.known.get(key)
         if entry is None:
             try:
-                tile = planner.choose(op.kernel, op.shape_dict, request_of(fixed), self.device)
+                tile = planner.choose(
+                    op.kernel, op.shape_dict, request_of(fixed), self.device, stitched
+                )
             except UserError as error:
                 raise UserError(f"{where} ({op.name}): {error}") from None
             entry = self.known[key] = {
@@ -135,7 +144,7 @@ def request_of(fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planner_digest(device: Device) -> str:
     """Everything that decides a choice: the device, the planner's code, and the contracts."""
-    stages = ("planner", "legality", "rules", "timing", "plan")
+    stages = ("planner", "legality", "rules", "timing", "plan", "device", "kernels")
     files: Iterable[Path] = (
         *(ROOT / "tilegate" / f"{name}.py" for name in stages),
         *sorted((ROOT / "tilegate" / "data").glob("*")),
@@ -145,16 +154,28 @@ def _planner_digest(device: Device) -> str:
     return digest([plain(device), text])[:32]
 
 
-def _fuse(
-    config: Config, phase: Phase, planned: Mapping[tuple[str, str], Planned]
-) -> list[Dispatch]:
-    """The phase's ops cut into dispatches as the fusion config says."""
+def host_us(dispatch: Dispatch, config: Config) -> float:
+    """What the host adds to a dispatch of the model, microseconds."""
+    tokens = dispatch.bucket or 1
+    return timing.host_us(config.device, tokens * config.model.dim * 2)
+
+
+def _cut(config: Config, phase: Phase) -> dict[str, list[Op]]:
+    """The phase's ops by the dispatch into which the fusion config puts them."""
     fusion = config.fusion.prefill if phase.phase == "prefill" else config.fusion.decode
     groups = {op: name for name, ops in fusion.items() for op in ops}
     parts: dict[str, list[Op]] = {}
     for op in phase.ops:
         listed = "logits" if op.name.startswith("logits_") else op.name
         parts.setdefault(groups[listed], []).append(op)
+    return parts
+
+
+def _fuse(
+    config: Config, phase: Phase, planned: Mapping[tuple[str, str], Planned]
+) -> list[Dispatch]:
+    """The dispatches of a phase, each with its argument table."""
+    parts = _cut(config, phase)
     if phase.phase == "lm_head":
         return [_dispatch(phase, name, ops, planned) for name, ops in parts.items()]
     return [_dispatch(phase, f"{phase.name}.{name}", ops, planned) for name, ops in parts.items()]

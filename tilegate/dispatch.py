@@ -104,6 +104,7 @@ def describe(dispatch: Dispatch) -> dict[str, Any]:
         "bucket": dispatch.bucket,
         "library": "dispatch.so",
         "predicted_us": 0.0,
+        "host_us": 0.0,
         "arguments": [
             {
                 "name": a.name,

@@ -9,9 +9,10 @@ from tilegate import kernels, legality, timing
 from tilegate.device import Device
 from tilegate.errors import UserError
 
-# Not chosen unless asked for: `direct` keeps the running sum in bf16, which costs accuracy with K,
-# and `external` has FP32 results, which no other kernel reads.
+# Not chosen unless asked for: `external` has FP32 results, which no other kernel reads. `direct`
+# keeps the running sum in bf16, which costs accuracy with K: only where nothing else is legal.
 SHY = {"method": {"direct", "external"}}
+LAST = {"method": {"external"}}
 TIE = 1.005  # predictions this close are equal: the one with fewer core calls has fewer descriptors
 
 
@@ -36,6 +37,7 @@ def choose(
     if set(wanted) >= set(contract.TILE_FIELDS):
         return _fixed(op, shape, wanted, device, stitched)
     ranked = rank(op, shape, wanted, device, stitched)
+    ranked = ranked or rank(op, shape, wanted, device, stitched, LAST)
     if not ranked:
         raise UserError(_nothing(op, shape, wanted, device, stitched))
     least = min(us for us, _, _ in ranked)
@@ -44,11 +46,16 @@ def choose(
 
 
 def rank(
-    op: str, shape: Mapping[str, Any], wanted: Mapping[str, Any], device: Device, stitched: bool
+    op: str,
+    shape: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    device: Device,
+    stitched: bool,
+    shy: Mapping[str, set[str]] = SHY,
 ) -> list[tuple[float, int, dict[str, Any]]]:
     """(predicted us, core calls, tile) of every surely legal candidate, in the contract's order."""
     found = []
-    for tile in candidates(op, shape, wanted):
+    for tile in candidates(op, shape, wanted, shy):
         plan = legality.sure(op, shape, tile, device, stitched)
         if plan is not None:
             works = [timing.measure(launch) for launch in plan.launches]
@@ -58,12 +65,12 @@ def rank(
 
 
 def candidates(
-    op: str, shape: Mapping[str, Any], wanted: Mapping[str, Any]
+    op: str, shape: Mapping[str, Any], wanted: Mapping[str, Any], shy: Mapping[str, set[str]] = SHY
 ) -> Iterator[dict[str, Any]]:
     """Tiles of the contract's space with the wanted fields put in, each once."""
     seen: set[tuple[Any, ...]] = set()
     for tile in kernels.contract(op).tile_space(shape):
-        if any(tile[f] in values and f not in wanted for f, values in SHY.items() if f in tile):
+        if any(tile[f] in values and f not in wanted for f, values in shy.items() if f in tile):
             continue
         mixed = {name: _plain(value) for name, value in {**tile, **wanted}.items()}
         key = tuple(mixed.values())

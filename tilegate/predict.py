@@ -13,7 +13,7 @@ from typing import Any
 
 from tilegate import measured, page, timing
 from tilegate.config import Config
-from tilegate.deployment import Deployment, resolve
+from tilegate.deployment import Deployment, host_us, resolve
 from tilegate.device import Device
 from tilegate.dispatch import Dispatch
 from tilegate.settings import Lengths
@@ -41,11 +41,9 @@ def predict(config: Config) -> dict[str, Any]:
     lengths = Lengths((tokens,), max(config.sequence.context, tokens))
     deployment = resolve(dataclasses.replace(config, sequence=lengths), default_cache())
     device, layers = config.device, config.model.layers
-    prefill = _phase("prefill", deployment.of_phase("prefill"), deployment, tokens)
-    decode = _phase("decode", deployment.of_phase("decode"), deployment, 1)
-    head = _phase("lm_head", deployment.of_phase("lm_head"), deployment, 1)
-    ttft = layers * prefill["us"] + head["us"]
-    token = layers * decode["us"] + head["us"]
+    prefill, decode, head = (_phase(n, deployment) for n in ("prefill", "decode", "lm_head"))
+    ttft = layers * prefill["us"] + head["us"] + _sync_us(deployment, "prefill")
+    token = layers * decode["us"] + head["us"] + _sync_us(deployment, "decode")
     return {
         "format": FORMAT,
         "label": f"predicted ({device.name})",
@@ -63,18 +61,18 @@ def predict(config: Config) -> dict[str, Any]:
     }
 
 
-def _phase(
-    name: str, dispatches: Sequence[Dispatch], deployment: Deployment, tokens: int
-) -> dict[str, Any]:
+def _phase(name: str, deployment: Deployment) -> dict[str, Any]:
     """One layer of a phase (the LM head is a layer of its own)."""
-    device = deployment.config.device
-    host = timing.host_us(device, tokens * deployment.config.model.dim * 2)
-    entries = [_dispatch(dispatch, device, host) for dispatch in dispatches]
+    config = deployment.config
+    entries = [
+        _dispatch(dispatch, config.device, host_us(dispatch, config))
+        for dispatch in deployment.of_phase(name)
+    ]
     return {
         "name": name,
-        "us": sum(entry["us"] + host for entry in entries),
+        "us": sum(entry["us"] + entry["host_us"] for entry in entries),
         "npu_us": sum(entry["us"] for entry in entries),
-        "host_us": host * len(entries),
+        "host_us": sum(entry["host_us"] for entry in entries),
         **_sums(entries),
         "dispatches": entries,
     }
@@ -101,6 +99,25 @@ def _dispatch(dispatch: Dispatch, device: Device, host: float) -> dict[str, Any]
         **_sums(launches),
         "launches": launches,
     }
+
+
+def _sync_us(deployment: Deployment, phase: str) -> float:
+    """Buffers that the runner moves around a pass: its input, the new cache rows, the logits."""
+    config = deployment.config
+    block = deployment.of_phase(phase)
+    moved = (block[0].bucket or 1) * config.model.dim * 2
+    if phase == "decode":  # the input changes with the position, k and v go out and into the cache
+        arguments = [a for dispatch in block for a in dispatch.arguments]
+        placed = {(a.kind, a.shape): a.bytes for a in arguments if a.kind in ("table", "position")}
+        rows = sum(a.bytes // a.shape[0] for a in arguments if a.kind == "cache" and a.role == "in")
+        moved += sum(placed.values()) + config.model.layers * 2 * rows
+    moved += sum(
+        a.bytes
+        for dispatch in deployment.of_phase("lm_head")
+        for a in dispatch.arguments
+        if a.role == "out" and a.value == "logits"
+    )
+    return moved / (config.device.constant("bo_write_gbps") * 1e3)
 
 
 def _sums(entries: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -61,9 +61,11 @@ extern "C" void gemm_matmul(const bfloat16 *__restrict a, const bfloat16 *__rest
   }
 }
 
+#if DRAIN
 extern "C" void gemm_drain(const float *__restrict c, bfloat16 *__restrict out) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (unsigned i = 0; i < TILE_M * TILE_N; i += 32) {
     aie::store_v(out + i, aie::accum<accfloat, 32>(aie::load_v<32>(c + i)).to_vector<bfloat16>());
   }
 }
+#endif

@@ -39,6 +39,7 @@ METHODS = ("fused-cast", "drain", "direct", "external")
 TIER = "gemm"
 STACK_BYTES = 1024
 CAST_TILE = 2048
+HERDS = ((8, 4), (6, 4), (4, 4), (4, 3), (4, 1))  # those that were measured
 
 
 def tier(tile: Mapping[str, Any]) -> str:
@@ -53,11 +54,11 @@ def _divisors(value: int, step: int, most: int) -> list[int]:
 def tile_space(shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Candidate tiles of a shape; legality is judged elsewhere."""
     m, k, n = int(shape["M"]), int(shape["K"]), int(shape["N"])
-    for cols in (8, 4):
-        if m % cols:
+    for cols, rows in HERDS:
+        if m % cols or n % rows:
             continue
         for tile_m in _divisors(m // cols, 16, 64):
-            for tile_n in _divisors(n // 4, 16, 256) if n % 4 == 0 else []:
+            for tile_n in _divisors(n // rows, 16, 256):
                 for tile_k_l1 in (32, 48, 64):
                     for tile_k_l2 in _divisors(k, tile_k_l1, 1024):
                         for method in METHODS[:3]:
@@ -66,7 +67,7 @@ def tile_space(shape: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                                 "tile_k_l2": tile_k_l2,
                                 "tile_k_l1": tile_k_l1,
                                 "tile_n": tile_n,
-                                "herd": (cols, 4),
+                                "herd": (cols, rows),
                                 "method": method,
                             }
 
@@ -151,6 +152,7 @@ def _matmul(
             ("TILE_K", tk1),
             ("TILE_N", tn),
             ("ACCUMULATE_BF16", int(accumulator == "bf16")),
+            ("DRAIN", int(tile["method"] == "drain")),
         ),
         tuple(functions),
         STACK_BYTES,

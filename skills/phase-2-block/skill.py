@@ -24,7 +24,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
     config, deployment = graph.config, graph.deployment
     dispatches = [dispatch_node(dispatch) for dispatch in deployment.dispatches]
     yield from dispatches
-    documents = [bundle.predicted(dispatch, config.device) for dispatch in deployment.dispatches]
+    documents = [bundle.predicted(dispatch, config) for dispatch in deployment.dispatches]
     runner = Node(
         name="runner",
         kind="runner",
