@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,9 @@ class Digests:
         Raises OSError when the file cannot be read.
         """
         name, stamp = str(path), signature(path)
-        entry = self._known.get(name)
-        if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp:
-            return str(entry[1])
+        entry = self._entry(name, stamp)
+        if entry is not None:
+            return str(entry)
         young = time.time_ns() - max(stamp[1], stamp[2]) < RACY_NS
         with path.open("rb") as stream:
             found = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -77,7 +77,24 @@ class Digests:
             self.remember(name, stamp, found)
         return found
 
-    def remember(self, name: str, stamp: list[int], found: str) -> None:
+    def derived(self, what: str, path: Path, compute: Callable[[], Any]) -> Any:
+        """JSON data that follows from the file's content alone, remembered like its digest."""
+        name, stamp = f"{what}:{path}", signature(path)
+        entry = self._entry(name, stamp)
+        if entry is not None:
+            return entry
+        young = time.time_ns() - max(stamp[1], stamp[2]) < RACY_NS
+        found = compute()
+        if not young and signature(path) == stamp:
+            self.remember(name, stamp, found)
+        return found
+
+    def _entry(self, name: str, stamp: list[int]) -> Any:
+        entry = self._known.get(name)
+        fresh = isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp
+        return entry[1] if fresh else None
+
+    def remember(self, name: str, stamp: list[int], found: Any) -> None:
         with self._lock:
             self._known[name] = [stamp, found]
             self._dirty = True
@@ -89,7 +106,7 @@ class Digests:
                 return
             merged = self._load() | self._known
             if len(merged) > MAX_DIGESTS:
-                merged = {name: entry for name, entry in merged.items() if os.path.exists(name)}
+                merged = {name: entry for name, entry in merged.items() if os.path.exists(name.rpartition(":")[2])}
             temp = self.state.with_name(f".{self.state.name}.{os.getpid()}.{os.urandom(4).hex()}")
             try:
                 self.state.parent.mkdir(parents=True, exist_ok=True)
