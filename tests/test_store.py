@@ -184,7 +184,7 @@ def test_failure_publishes_nothing(store: Store, kind: str) -> None:
 
 def test_full_disk_is_one_line(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = node(build=failing, inputs=Unbuilt(error="value"))
-    monkeypatch.setattr("tilegate.store._free", lambda folder: 0)
+    monkeypatch.setattr("tilegate.disk.free_bytes", lambda folder: 0)
     with pytest.raises(BrokenTool, match="no space left on device"):
         store.make(bad)
 

@@ -44,7 +44,7 @@ class Graph:
         """Enter a node after all that it needs."""
         if node.name in self.nodes:
             return
-        for need in node.needs:
+        for need in (*node.needs, *node.after):
             self.add(need)
         self.nodes[node.name] = node
 

@@ -58,7 +58,7 @@ class Tolerance:
 
     name: str
     inputs: Inputs
-    policy: str  # digest of the policy it belongs to
+    policy: str  # digest of the tier it belongs to
     thresholds: Mapping[str, Threshold]
 
     def __getitem__(self, key: str) -> float:
@@ -67,7 +67,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Policy:
-    """All thresholds and prompts, and the digest that stands for them in every record."""
+    """All thresholds and prompts. A record carries the digest of the part it was judged by."""
 
     tiers: Mapping[str, Mapping[str, Threshold]]
     sections: Mapping[str, Mapping[str, Threshold]]
@@ -84,7 +84,11 @@ class Policy:
             kept["mean_rel_l1"] = found["real_mean_rel_l1"]
             kept["outside_share"] = found["real_outside_share"]
             kept["excess"] = found["real_excess"]
-        return Tolerance(name, inputs, self.digest, kept)
+        return Tolerance(name, inputs, digest(found), kept)
+
+    def part(self, section: str) -> str:
+        """The digest of one section's thresholds."""
+        return digest(self.sections[section])
 
     def changed_from(self, committed: Policy) -> list[str]:
         """Thresholds and prompts that differ from the committed policy, as readable lines."""

@@ -46,7 +46,8 @@ class Code:
         start = f"{body.co_filename}:{build.__name__}" if body else ""
         known = (start, tuple(modules))
         if known not in self._seen:
-            queue = [(Path(body.co_filename), build.__name__)] if body else []
+            file = Path(body.co_filename) if body else None
+            queue = [(file, build.__name__)] if file and file.is_file() else []
             self._seen[known] = self._reach([*queue, *((path, WHOLE) for path in known[1])])
         return self._seen[known]
 

@@ -10,8 +10,6 @@ only when its files hold their recorded digests. Existence is never freshness.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import functools
 import hashlib
 import json
@@ -23,23 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tilegate import disk
 from tilegate.digests import RACY_NS, Digests, canonical, digest, signature
-from tilegate.errors import BrokenTool, GateFailed, UserError
+from tilegate.disk import locked, sync
+from tilegate.errors import BrokenTool, UserError
+from tilegate.pycode import Code
 
 ROOT = Path(__file__).resolve().parent.parent
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 KEY_DIGITS = 32
-DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.ENOTDIR,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-}
-FULL_BYTES = 1 << 20
 
 
 def default_cache() -> Path:
@@ -91,8 +82,10 @@ class Build:
 class Node:
     """One step. `build` is a module-level function (or functools.partial of one): it is pickled.
 
-    `sources` are files whose content is part of the key; they are hashed before and after the
-    build. `install` and `installed` serve the rare node whose result must also stand elsewhere
+    `sources` are files whose content is part of the key, byte for byte. So is the Python that
+    `build` reaches (see `tilegate.pycode`), with that of the modules in `code`, which it loads by
+    path. All are hashed before and after the build. `after` only orders: those nodes come first,
+    but what they are does not matter here. `install` and `installed` serve the rare node whose result must also stand elsewhere
     (promotion): the step holds only when `installed(artifact)` is true.
     """
 
@@ -103,6 +96,8 @@ class Node:
     needs: tuple[Node, ...]
     build: Callable[[Build], None]
     sources: tuple[Path, ...] = ()
+    code: tuple[Path, ...] = ()
+    after: tuple[Node, ...] = ()
     install: Callable[[Artifact], None] | None = None
     installed: Callable[[Artifact], bool] | None = None
 
@@ -114,6 +109,7 @@ class Store:
         self.cache = cache or default_cache()
         self.state = state or ROOT / "build" / "state"
         self.digests = Digests(self.state / "digests.json")
+        self._code = Code(self.digests)
         self._found: dict[Node, Artifact] = {}
         self._swept = False
 
@@ -159,10 +155,10 @@ class Store:
             missing = ", ".join(need.name for need in node.needs if not self.find(need))
             raise BrokenTool(f"{node.name}: needs {missing}, not built")
         key = self._key(node, needs)
-        with _disk(node.name, self.cache):
+        with disk.guarded(node.name, self.cache):
             self._sweep()
             (self.cache / node.kind).mkdir(parents=True, exist_ok=True)
-            with _locked(self._lock_path(node.kind, key)):
+            with locked(self._lock_path(node.kind, key)):
                 artifact = self._read(node.kind, key)
                 if artifact is None:
                     artifact = self._build(node, key, needs, report)
@@ -182,7 +178,7 @@ class Store:
         gone = [artifact.path / name for name in (*artifact.manifest["outputs"], MANIFEST)]
         if dry:
             return gone
-        with _locked(self._lock_path(node.kind, artifact.key)):
+        with locked(self._lock_path(node.kind, artifact.key)):
             for path in gone:
                 path.unlink(missing_ok=True)
             folders = sorted({path.parent for path in gone}, reverse=True)
@@ -208,6 +204,7 @@ class Store:
             "kind": node.kind,
             "inputs": node.inputs,
             "sources": self.sources(node),
+            **self.python(node),
             "needs": sorted([n.kind, n.name, needs[n.name].digest] for n in node.needs),
         }
         return digest(parts)[:KEY_DIGITS]
@@ -220,6 +217,10 @@ class Store:
             raise UserError(
                 f"{node.name}: cannot read source {error.filename}: {error.strerror}"
             ) from None
+
+    def python(self, node: Node) -> dict[str, dict[str, str]]:
+        """The digests of the code that the node runs, by file, and versions of its packages."""
+        return self._code.of(node.build, node.code)
 
     def _lock_path(self, kind: str, key: str) -> Path:
         return self.cache / kind / f".{key}.lock"
@@ -248,13 +249,13 @@ class Store:
         """Build under the key's lock: temp folder, outputs hashed and synced, one rename."""
         place = self.cache / node.kind / key
         temp = place.with_name(f".{key}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        sources = self.sources(node)
+        sources, python = self.sources(node), self.python(node)
         start = time.monotonic()
         try:
             temp.mkdir()
             build = Build(node, temp, needs, report)
             node.build(build)
-            if self.sources(node) != sources:
+            if self.sources(node) != sources or Code(self.digests).of(node.build, node.code) != python:
                 raise UserError(f"{node.name}: a source file changed during the build; run again")
             outputs = _outputs(node.name, temp, self.digests)
             manifest = {
@@ -265,7 +266,15 @@ class Store:
                 "digest": digest(outputs),
                 "inputs": json.loads(canonical(node.inputs)),
                 "sources": sources,
-                "needs": {name: {"key": a.key, "digest": a.digest} for name, a in needs.items()},
+                **python,
+                "needs": {
+                    need.name: {
+                        "kind": need.kind,
+                        "key": needs[need.name].key,
+                        "digest": needs[need.name].digest,
+                    }
+                    for need in node.needs
+                },
                 "notes": json.loads(canonical(build.notes)),
                 "outputs": outputs,
                 "seconds": round(time.monotonic() - start, 3),
@@ -288,7 +297,7 @@ class Store:
             key = temp.name.split(".")[1]
             with (
                 contextlib.suppress(BlockingIOError),
-                _locked(self._lock_path(temp.parent.name, key), wait=False),
+                locked(self._lock_path(temp.parent.name, key), wait=False),
             ):
                 shutil.rmtree(temp, ignore_errors=True)
 
@@ -318,74 +327,10 @@ def _outputs(name: str, folder: Path, digests: Digests) -> dict[str, list[Any]]:
 def _publish(temp: Path, place: Path) -> None:
     """Rename the finished folder to its place; a damaged predecessor makes way."""
     for folder in (temp / MANIFEST, temp):
-        _sync(folder)
+        sync(folder)
     if place.exists():
         old = temp.with_suffix(".old.tmp")
         place.rename(old)
         shutil.rmtree(old, ignore_errors=True)
     temp.rename(place)
-    _sync(place.parent)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an OS lock, which dies with its owner. Raises BlockingIOError if not to wait.
-
-    The file is unlinked by its holder; who waited on an unlinked file starts over on a new one.
-    """
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if not _same_file(path, handle):
-                continue
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(handle)
-
-
-def _same_file(path: Path, handle: int) -> bool:
-    try:
-        return os.stat(path).st_ino == os.fstat(handle).st_ino
-    except FileNotFoundError:
-        return False
-
-
-@contextlib.contextmanager
-def _disk(name: str, cache: Path) -> Iterator[None]:
-    """Turn a full or read-only disk, however it shows, into one line."""
-    try:
-        yield
-    except (UserError, GateFailed):
-        raise
-    except Exception as error:
-        number = error.errno if isinstance(error, OSError) else None
-        if number in DISK_ERRORS:
-            place = getattr(error, "filename", None) or cache
-            reason = os.strerror(number or 0).lower()
-        elif _free(cache) < FULL_BYTES:
-            place, reason = cache, "no space left on device"
-        else:
-            raise
-        raise BrokenTool(
-            f"{name}: cannot write {place}: {reason}; nothing was published "
-            "(free space, or set TILEGATE_CACHE to another folder)"
-        ) from error
-
-
-def _free(folder: Path) -> int:
-    while not folder.exists():
-        folder = folder.parent
-    return shutil.disk_usage(folder).free
+    sync(place.parent)

@@ -206,7 +206,7 @@ def graph_tasks(store: Store, nodes: Sequence[Node]) -> Iterator[dict[str, Any]]
             "doc": node.doc,
             "actions": [Make(store, node)],
             "uptodate": [Current(store, node)],
-            "task_dep": [need.name for need in node.needs],
+            "task_dep": [need.name for need in (*node.needs, *node.after)],
             "clean": [Remove(store, node)],
         }
 
