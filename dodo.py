@@ -13,7 +13,7 @@ from typing import Any
 
 import doit.loader
 
-from tilegate import tasks
+from tilegate import explain, tasks
 from tilegate.config import load, overrides_of
 from tilegate.errors import UserError
 from tilegate.store import Store
@@ -23,6 +23,9 @@ def _load() -> list[dict[str, Any]]:
     """All tasks of this command line. Commands that build nothing need no graph."""
     config = load(overrides_of(sys.argv[1:]), cwd=Path(doit.loader.initial_workdir or "."))
     command, names = tasks.selected(sys.argv[1:])
+    if command == "run" and names[:1] == ["explain"]:
+        explain.main(config, names[1:])
+        sys.exit(0)
     found: list[dict[str, Any]] = []
     if command != "run" or not names or any(name not in tasks.COMMANDS for name in names):
         from tilegate.graph import nodes

@@ -72,17 +72,20 @@ def manifest(
     folder: Path,
     record: Mapping[str, Any],
     provenance: Mapping[str, Any],
+    *,
     gates: Sequence[Any] = (),
     policy_changes: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> bytes:
     """The sealed `manifest.json` of the bundle in `folder`; `record` is that of the weights.
 
-    `policy_changes` tells how the gate policy differs from the committed one.
+    `policy_changes` tells how the gate policy differs from the committed one. A staged bundle has
+    neither gates nor config: what it holds does not depend on them.
     """
     from tilegate.config import plain
 
-    config = deployment.config
-    model = plain(config.model)
+    resolved = deployment.config
+    model = plain(resolved.model)
     tokens = record.get("tokenizer") or {}
     files, sizes = _files(folder)
     prefill: dict[str, list[str]] = {}
@@ -90,13 +93,13 @@ def manifest(
         prefill.setdefault(str(dispatch.bucket), []).append(dispatch.name)
     document = {
         "format": BUNDLE_FORMAT,
-        "model": {"name": config.model.name, **model},
+        "model": {"name": resolved.model.name, **model},
         "weights": {key: record[key] for key in ("kind", "source", "identity", "sha256")},
-        "device": clock(config.device),
-        "prefill": {"buckets": list(config.sequence.buckets), "dispatches": prefill},
+        "device": clock(resolved.device),
+        "prefill": {"buckets": list(resolved.sequence.buckets), "dispatches": prefill},
         "decode": {
             "dispatches": [d.name for d in deployment.of_phase("decode")],
-            "context": config.sequence.context,
+            "context": resolved.sequence.context,
         },
         "lm_head": [d.name for d in deployment.of_phase("lm_head")],
         "rope": _rope(model["rope"]),
@@ -109,12 +112,8 @@ def manifest(
         "sizes": sizes,
         "gates": list(gates),
         "policy_changes": list(policy_changes),
-        "config": portable(plain(config)),
-        "tools": {
-            "cpu": digest(cpu_features()),
-            "compiler": Path(toolchain().command[0]).name,
-            "python": platform.python_version(),
-        },
+        "config": dict(config or {}),
+        "tools": tools(),
         "provenance": dict(provenance),
     }
     return seal(document)
@@ -126,6 +125,15 @@ def _rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     if scaling:
         scaling["original_max_position_embeddings"] = scaling.pop("original_context")
     return {"theta": rope["theta"], "scaling": scaling}
+
+
+def tools() -> dict[str, str]:
+    """What the bundle was made with."""
+    return {
+        "cpu": digest(cpu_features()),
+        "compiler": Path(toolchain().command[0]).name,
+        "python": platform.python_version(),
+    }
 
 
 def clock(device: Device) -> dict[str, Any]:

@@ -7,6 +7,7 @@ suffix that is a digest of all that is baked in, so that two variants can be lin
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -30,16 +31,18 @@ FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibil
 # GCC finds its own AVX-512 headers "maybe uninitialized", and notes that vectors change the ABI.
 WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-psabi", "-Wno-maybe-uninitialized")
 DEFINES = ("-DNDEBUG", "-DAIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16")
+# CPATH and its like would change the result behind the key's back.
+ENVIRONMENT = ("PATH", "HOME", "TMPDIR")
 TIMEOUT_S = 300
 C_TYPES = {"bf16": "bfloat16", "f32": "float", "i32": "std::int32_t"}
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """A C++ compiler: the command, the file whose content identifies it, and the CPU it targets."""
+    """A C++ compiler: the command, the files that identify it by content, the CPU it targets."""
 
     command: tuple[str, ...]
-    binary: Path
+    binaries: tuple[Path, ...]
     cpu: str
 
 
@@ -52,15 +55,27 @@ def toolchain() -> Toolchain:
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
         path = shutil.which(name)
         if path:
-            return Toolchain((path,), Path(path).resolve(), cpu_features())
+            return Toolchain((path,), _binaries(path), cpu_features())
     zig = importlib.util.find_spec("ziglang")
     if zig is not None and zig.origin is not None:
         command = (sys.executable, "-m", "ziglang", "c++")
-        return Toolchain(command, Path(zig.origin).parent / "zig", cpu_features())
+        return Toolchain(command, (Path(zig.origin).parent / "zig",), cpu_features())
     raise BrokenTool(
         "no C++ compiler: looked for $CXX, c++, g++, clang++ and the ziglang wheel; "
         "install g++ with the system's package manager or run `pip install ziglang`"
     )
+
+
+def _binaries(driver: str) -> tuple[Path, ...]:
+    """The driver and what it calls: compiler proper, assembler, linker."""
+    found = {Path(driver).resolve()}
+    for program in ("cc1plus", "as", "ld"):
+        asked = [driver, f"-print-prog-name={program}"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=False)
+            path = shutil.which(said.stdout.strip() or program)
+            found |= {Path(path).resolve()} if path else set()
+    return tuple(sorted(found))
 
 
 def cpu_features() -> str:
@@ -108,7 +123,7 @@ def kernel_node(op: str, core: CoreObject, quantised: bool) -> Node:
         },
         needs=(),
         build=functools.partial(_compile_object, op, core, quantised),
-        sources=(tools.binary, *sources(source)),
+        sources=(*tools.binaries, *sources(source)),
     )
 
 
@@ -122,7 +137,7 @@ def walker_node() -> Node:
         inputs={"flags": [*FLAGS, *WARNINGS, *DEFINES], "cpu": tools.cpu},
         needs=(),
         build=_compile_walker,
-        sources=(tools.binary, *sources(HOST / "walker.cc")),
+        sources=(*tools.binaries, *sources(HOST / "walker.cc")),
     )
 
 
@@ -147,9 +162,15 @@ def compile_source(source: Path, target: Path, flags: Sequence[str]) -> None:
 
 def execute(command: Sequence[str], what: str) -> None:
     """Run a tool to its end. Raises BrokenTool with its own words when it fails or hangs."""
+    kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            command,
+            env={**kept, "LC_ALL": "C"},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise BrokenTool(f"{what}: no end after {TIMEOUT_S} s: {' '.join(command)}") from None

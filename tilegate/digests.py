@@ -91,8 +91,9 @@ class Digests:
 
     def _entry(self, name: str, stamp: list[int]) -> Any:
         entry = self._known.get(name)
-        fresh = isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp
-        return entry[1] if fresh else None
+        if isinstance(entry, list) and len(entry) == 2 and entry[0] == stamp:
+            return entry[1]
+        return None
 
     def remember(self, name: str, stamp: list[int], found: Any) -> None:
         with self._lock:
@@ -106,7 +107,11 @@ class Digests:
                 return
             merged = self._load() | self._known
             if len(merged) > MAX_DIGESTS:
-                merged = {name: entry for name, entry in merged.items() if os.path.exists(name.rpartition(":")[2])}
+                merged = {
+                    name: entry
+                    for name, entry in merged.items()
+                    if os.path.exists(name.rpartition(":")[2])
+                }
             temp = self.state.with_name(f".{self.state.name}.{os.getpid()}.{os.urandom(4).hex()}")
             try:
                 self.state.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from tilegate import lower
 from tilegate.compile import (
+    FLAGS,
     compile_source,
     execute,
     in_block_float,
@@ -27,6 +28,7 @@ from tilegate.plan import DTYPE_BYTES, DType, Launch, TilePlan
 from tilegate.store import Build, Node
 
 ABI = "tilegate-dispatch-1"
+LINK = ("-shared", "-pthread", "-Wl,--build-id=none", "-Wl,--no-undefined")
 
 
 @dataclass(frozen=True)
@@ -142,10 +144,15 @@ def dispatch_node(dispatch: Dispatch, doc: str = "") -> Node:
         name=f"dispatch:{dispatch.name}",
         kind="dispatch",
         doc=doc or f"link {names}",
-        inputs={"tables": _tables(dispatch), "description": describe(dispatch)},
+        inputs={
+            "tables": _tables(dispatch),
+            "description": describe(dispatch),
+            "flags": [*FLAGS, *LINK],
+            "cpu": toolchain().cpu,
+        },
         needs=(*(kernels[name] for name in sorted(kernels)), walker_node()),
         build=_build,
-        sources=(toolchain().binary,),
+        sources=toolchain().binaries,
     )
 
 
@@ -163,9 +170,8 @@ def _build(build: Build) -> None:
     compile_source(source, build.out / "tables.o", ["-O1"])
     objects = [str(artifact.file("kernel.o")) for artifact in build.needs.values()]
     library = build.out / "dispatch.so"
-    link = ["-shared", "-pthread", "-Wl,--build-id=none", "-Wl,--no-undefined", "-o", str(library)]
     execute(
-        [*toolchain().command, *link, str(build.out / "tables.o"), *objects],
+        [*toolchain().command, *LINK, "-o", str(library), str(build.out / "tables.o"), *objects],
         f"link {build.node.name}",
     )
     (build.out / "tables.o").unlink()

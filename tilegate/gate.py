@@ -36,7 +36,7 @@ class Record:
     candidate: str  # digest of the bytes compared
     reference: str
     reasons: tuple[str, ...]
-    policy: str  # digest of the policy
+    policy: str  # digest of the part of the policy that judged
 
     @property
     def passed(self) -> bool:
@@ -131,7 +131,7 @@ def compare_block(
         {"expected": expected_count, "compared": _count(candidate)},
         (candidate, reference),
         reasons,
-        policy.digest,
+        policy.part("block"),
     )
 
 
@@ -169,7 +169,7 @@ def compare_tokens(
         {"expected": steps, "compared": len(candidate.tokens), "oracle": len(golden.tokens)},
         (candidate, golden),
         reasons,
-        policy.digest,
+        policy.part("model"),
     )
 
 
@@ -203,7 +203,7 @@ def compare_oracle(
         {"expected": steps, "compared": len(ours)},
         (candidate, reference),
         reasons,
-        policy.digest,
+        policy.part("oracle"),
     )
 
 
@@ -220,7 +220,7 @@ def compare_exact(
     counts = {"expected": len(reference), "compared": len(candidate)}
     verdict: Verdict = "fail" if reasons else "pass"
     sides = (tuple(candidate), tuple(reference))
-    return _record(gate, subject, verdict, {}, {}, counts, sides, reasons, policy.digest)
+    return _record(gate, subject, verdict, {}, {}, counts, sides, reasons, "exact")
 
 
 def compare_faster(
@@ -270,7 +270,7 @@ def compare_faster(
         {"expected": 1, "compared": 1, "correctness": len(correctness)},
         (candidate_us, before_us),
         reasons,
-        policy.digest,
+        policy.part("faster"),
     )
 
 

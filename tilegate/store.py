@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,9 @@ class Node:
     `sources` are files whose content is part of the key, byte for byte. So is the Python that
     `build` reaches (see `tilegate.pycode`), with that of the modules in `code`, which it loads by
     path. All are hashed before and after the build. `after` only orders: those nodes come first,
-    but what they are does not matter here. `install` and `installed` serve the rare node whose result must also stand elsewhere
-    (promotion): the step holds only when `installed(artifact)` is true.
+    but what they are does not matter here. `by_key` is for a result that names where the needs came
+    from: then their keys count too, not their bytes alone. `install` and `installed` serve the rare node whose
+    result must also stand elsewhere (promotion): the step holds only when `installed(artifact)`.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Node:
     sources: tuple[Path, ...] = ()
     code: tuple[Path, ...] = ()
     after: tuple[Node, ...] = ()
+    by_key: bool = False
     install: Callable[[Artifact], None] | None = None
     installed: Callable[[Artifact], bool] | None = None
 
@@ -205,7 +207,10 @@ class Store:
             "inputs": node.inputs,
             "sources": self.sources(node),
             **self.python(node),
-            "needs": sorted([n.kind, n.name, needs[n.name].digest] for n in node.needs),
+            "needs": sorted(
+                [n.kind, n.name, needs[n.name].digest, needs[n.name].key if node.by_key else ""]
+                for n in node.needs
+            ),
         }
         return digest(parts)[:KEY_DIGITS]
 
@@ -255,7 +260,8 @@ class Store:
             temp.mkdir()
             build = Build(node, temp, needs, report)
             node.build(build)
-            if self.sources(node) != sources or Code(self.digests).of(node.build, node.code) != python:
+            again = Code(self.digests).of(node.build, node.code)
+            if self.sources(node) != sources or again != python:
                 raise UserError(f"{node.name}: a source file changed during the build; run again")
             outputs = _outputs(node.name, temp, self.digests)
             manifest = {
@@ -263,6 +269,7 @@ class Store:
                 "name": node.name,
                 "kind": node.kind,
                 "key": key,
+                "by_key": node.by_key,
                 "digest": digest(outputs),
                 "inputs": json.loads(canonical(node.inputs)),
                 "sources": sources,

@@ -35,6 +35,7 @@ from tilegate.terminal import Reporter, progress
 STATE = ROOT / "build" / "state"
 REPORTS = ROOT / "build" / "reports"
 COMMANDS = {
+    "explain": ("tilegate.explain:main", "Why each task is current or not; nothing is run"),
     "conf": ("tilegate.doctor:conf", "The resolved configuration and the choices of each group"),
     "doctor": ("tilegate.doctor:main", "What is installed, what is missing, and the fix"),
     "emit": ("tilegate.emission:main", "The MLIR-AIR text of every dispatch; needs no toolchain"),

@@ -12,23 +12,7 @@ from tilegate.config import load, plain
 from tilegate.errors import UserError
 from tilegate.evidence import Generation
 from tilegate.graph import Graph
-from tilegate.store import ROOT, Build, Node
-
-ORACLE = ROOT / "oracle"
-WEIGHT_SOURCES = (
-    *(
-        "account.py",
-        "chat.py",
-        "fetch.py",
-        "ggufmap.py",
-        "pack.py",
-        "published.py",
-        "sources.py",
-        "spec.py",
-    ),
-    *("synthetic.py", "tensorfile.py", "tokens.py", "weights.py"),
-)
-TRUTH_SOURCES = ("forward.py", "greedy.py", "rope.py", "traces.py", "spec.py", "tensorfile.py")
+from tilegate.store import Build, Node
 
 
 def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
@@ -36,7 +20,9 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
     config = graph.config
     model = plain(config.model)
     chosen = parameters.get("prompts", "quick")
-    prompts = policy.load(config.gate).prompts[chosen]
+    rules = policy.load(config.gate)
+    prompts = rules.prompts[chosen]
+    other = config.model.tokenizer_from
     asked = config.weights
     weights = Node(
         name="weights",
@@ -48,10 +34,11 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
             "seed": asked.seed,
             "rehearse": asked.rehearse,
             "path": asked.path is not None,
+            "tokenizer_model": plain(load([f"model={other}"]).model) if other else None,
         },
         needs=(),
         build=functools.partial(_weights, asked.path, graph.store.cache),
-        sources=(*(ORACLE / name for name in WEIGHT_SOURCES), *_files(asked.path)),
+        sources=_files(asked.path),
     )
     device = Node(
         name="device-weights",
@@ -60,7 +47,6 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         inputs={},
         needs=(weights,),
         build=_device,
-        sources=(ORACLE / "pack.py", ORACLE / "tensorfile.py"),
     )
     oracle = Node(
         name="oracle",
@@ -69,16 +55,14 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         inputs={"model": model, "prompts": list(prompts)},
         needs=(weights,),
         build=_oracle,
-        sources=tuple(ORACLE / name for name in TRUTH_SOURCES),
     )
     check = Node(
         name="gate:oracle",
         kind="gate",
         doc="the oracle against transformers in FP32: logits and greedy tokens",
-        inputs={"model": model, "policy": plain(config.gate)},
+        inputs={"model": model, "policy": rules.sections["oracle"]},
         needs=(weights, oracle),
-        build=_check,
-        sources=(ORACLE / "check.py", Path(__file__)),
+        build=functools.partial(_check, config.gate),
     )
     return weights, device, oracle, check
 
@@ -106,14 +90,14 @@ def _weights(path: str | None, cache: Path, build: Build) -> None:
     from oracle.weights import WeightRequest, resolve
 
     model = build.inputs["model"]
-    other = model["tokenizer_from"]
+    other = build.inputs["tokenizer_model"]
     request = WeightRequest(
         mode=build.inputs["mode"],
         path=Path(path) if path else None,
         rehearse=build.inputs["rehearse"],
         cache_dir=cache / "downloads",
         seed=build.inputs["seed"],
-        tokenizer_model=_spec(plain(load([f"model={other}"]).model)) if other else None,
+        tokenizer_model=_spec(other) if other else None,
     )
     build.progress("looking for the weights")
     with _explained():
@@ -166,13 +150,13 @@ def _token_ids(packed: Path, prompts: list[str], vocab: int) -> list[list[int]]:
     return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
-def _check(build: Build) -> None:
+def _check(raw: Mapping[str, Any], build: Build) -> None:
     from oracle.check import reference_model, run_reference
     from oracle.forward import forward
     from oracle.pack import open_packed
     from oracle.traces import Golden
 
-    rules = policy.load(build.inputs["policy"])
+    rules = policy.load(raw)
     spec = _spec(build.inputs["model"])
     golden = Golden(build.need("oracle").path)
     tensors = open_packed(build.need("weights").path).tensors

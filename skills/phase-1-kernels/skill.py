@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tilegate import gate, kernels, policy, records, solo
@@ -43,11 +42,11 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
                 "plan": repr(plan),
                 "uses": [[use.phase, use.op] for use in uses],
                 "tier": rules.tiers[tier],
-                "policy": rules.digest,
             },
-            needs=(link, graph["oracle"], graph["device-weights"], graph["gate:oracle"]),
+            needs=(link, graph["oracle"], graph["device-weights"]),
+            after=(graph["gate:oracle"],),
             build=functools.partial(_gate, plan, placed, tier, config.gate),
-            sources=(Path(__file__), kernels.folder(plan.op) / "kernel.py"),
+            code=(kernels.folder(plan.op) / "kernel.py",),
         )
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tilegate import bundle, gate, policy, records
@@ -34,21 +33,26 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
             "model": plain(config.model),
             "sequence": plain(config.sequence),
             "clock": bundle.clock(config.device),
+            "tools": bundle.tools(),
             "fault": config.fault if config.fault == "head_rows" else None,
         },
         needs=(*dispatches, graph["device-weights"], graph["weights"]),
         build=functools.partial(_stage, deployment),
-        sources=(*bundle.runtime_files(), Path(bundle.__file__)),
+        sources=bundle.runtime_files(),
     )
     yield runner
     yield Node(
         name="gate:block",
         kind="gate",
         doc="prefill and decode of the first, middle and last layer against the oracle",
-        inputs={"policy": plain(config.gate), "model": plain(config.model), "fault": config.fault},
-        needs=(runner, graph["oracle"], *_kernel_gates(graph)),
-        build=_gate,
-        sources=(Path(__file__),),
+        inputs={
+            "policy": policy.load(config.gate).sections["block"],
+            "model": plain(config.model),
+            "fault": config.fault,
+        },
+        needs=(runner, graph["oracle"]),
+        after=tuple(_kernel_gates(graph)),
+        build=functools.partial(_gate, config.gate),
     )
 
 
@@ -85,7 +89,7 @@ def _shifted(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return copy
 
 
-def _gate(build: Build) -> None:
+def _gate(raw: Mapping[str, Any], build: Build) -> None:
     import numpy as np
 
     from oracle.traces import Golden
@@ -94,7 +98,7 @@ def _gate(build: Build) -> None:
     from runtime.runner import Capture, Runner
     from runtime.session import open_session
 
-    rules = policy.load(build.inputs["policy"])
+    rules = policy.load(raw)
     golden = Golden(build.need("oracle").path)
     folder = build.need("runner").path / "bundle"
     session = open_session("emulated", read_manifest(folder).device, build.inputs["fault"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tilegate import gate, policy, records
-from tilegate.config import plain
 from tilegate.evidence import Generation
 from tilegate.graph import Graph
 from tilegate.store import Build, Node
@@ -20,14 +19,18 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         name="gate:model",
         kind="gate",
         doc="greedy tokens of the staged runner against the oracle, two-sided top-5",
-        inputs={"policy": plain(config.gate), "model": config.model.name, "fault": config.fault},
-        needs=(graph["runner"], graph["oracle"], graph["gate:block"]),
-        build=_gate,
-        sources=(Path(__file__),),
+        inputs={
+            "policy": policy.load(config.gate).sections["model"],
+            "model": config.model.name,
+            "fault": config.fault,
+        },
+        needs=(graph["runner"], graph["oracle"]),
+        after=(graph["gate:block"],),
+        build=functools.partial(_gate, config.gate),
     )
 
 
-def _gate(build: Build) -> None:
+def _gate(raw: Mapping[str, Any], build: Build) -> None:
     import json
 
     import numpy as np
@@ -37,7 +40,7 @@ def _gate(build: Build) -> None:
     from runtime.runner import Runner
     from runtime.session import open_session
 
-    rules = policy.load(build.inputs["policy"])
+    rules = policy.load(raw)
     golden = Golden(build.need("oracle").path)
     folder = build.need("runner").path / "bundle"
     session = open_session("emulated", read_manifest(folder).device, build.inputs["fault"])

@@ -34,13 +34,11 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         kind="gate",
         doc="the bundle's own command, moved elsewhere, in a process of its own",
         inputs={
-            "policy": plain(config.gate),
             "model": config.model.name,
             "fault": config.fault if config.fault == "bundle_byte" else None,
         },
         needs=(graph["runner"], graph["gate:model"]),
-        build=_gate,
-        sources=(Path(__file__),),
+        build=functools.partial(_gate, config.gate),
     )
     yield check
     before = [node for node in graph.nodes.values() if node is not check]
@@ -48,23 +46,28 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         name="deploy",
         kind="deploy",
         doc=f"promote the gated bundle to build/deploy/{config.model.name}",
-        inputs={"config": bundle.portable(plain(config)), "fault": config.fault},
+        inputs={
+            "config": bundle.portable(plain(config)),
+            "fault": config.fault,
+            "tools": bundle.tools(),
+            "policy_changes": policy.load(config.gate).changed_from(policy.committed()),
+        },
         needs=(*before, check),
+        by_key=True,
         build=functools.partial(_deploy, graph.deployment),
         install=functools.partial(_promote, config.model.name),
         installed=functools.partial(_promoted, config.model.name),
-        sources=(Path(bundle.__file__),),
     )
 
 
-def _gate(build: Build) -> None:
+def _gate(raw: Mapping[str, Any], build: Build) -> None:
     """Token ids, digests and times as the `run` of a moved copy gives them."""
-    rules = policy.load(build.inputs["policy"])
+    rules = policy.load(raw)
     generated = json.loads(build.need("gate:model").file("generated.json").read_text())
     staged = build.need("runner").path / "bundle"
     stops = _stop_ids(staged)
     found = []
-    with tempfile.TemporaryDirectory(dir=build.out.parent, prefix=".moved-") as place:
+    with tempfile.TemporaryDirectory(dir=build.out) as place:
         moved = Path(place) / "elsewhere"
         shutil.copytree(staged, moved, copy_function=_link)
         if build.inputs["fault"] == "bundle_byte":
@@ -151,8 +154,12 @@ def _deploy(deployment: Deployment, build: Build) -> None:
     (folder / "manifest.json").unlink()
     weights = json.loads(build.need("weights").file("weights.json").read_text())
     provenance = {
-        name: {"key": artifact.key, "digest": artifact.digest}
-        | {part: artifact.manifest[part] for part in ("needs", "sources")}
+        name: {
+            "key": artifact.key,
+            "digest": artifact.digest,
+            "needs": {name: need["digest"] for name, need in artifact.manifest["needs"].items()},
+            **{part: artifact.manifest[part] for part in ("sources", "code", "packages")},
+        }
         for name, artifact in build.needs.items()
     }
     gates = [
@@ -161,8 +168,15 @@ def _deploy(deployment: Deployment, build: Build) -> None:
         if name.startswith("gate:")
         for record in records.read(artifact)
     ]
-    changes = policy.load(deployment.config.gate).changed_from(policy.committed())
-    sealed = bundle.manifest(deployment, folder, weights, provenance, gates, changes)
+    sealed = bundle.manifest(
+        deployment,
+        folder,
+        weights,
+        provenance,
+        gates=gates,
+        policy_changes=build.inputs["policy_changes"],
+        config=build.inputs["config"],
+    )
     (folder / "manifest.json").write_bytes(sealed)
     build.notes["summary"] = summary.text(deployment, json.loads(sealed))
 
@@ -184,7 +198,8 @@ def _promoted(model: str, artifact: Artifact) -> bool:
     target = target_of(model, artifact)
     sealed = artifact.file("bundle/manifest.json").read_bytes()
     try:
-        if (target / "manifest.json").read_bytes() != sealed:
+        hint = target / "python.hint"
+        if (target / "manifest.json").read_bytes() != sealed or not hint.is_file():
             return False
         sizes = json.loads(sealed)["sizes"]
         return all((target / name).stat().st_size == size for name, size in sizes.items())
