@@ -6,6 +6,7 @@ python dodo.py -m tile.prefill.gate_up.tile_n=64,128
 
 from __future__ import annotations
 
+import atexit
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ def _load() -> list[dict[str, Any]]:
         from tilegate.graph import nodes
 
         store = Store()
+        atexit.register(store.digests.save)
         found += tasks.graph_tasks(store, nodes(config, store))
     found += tasks.command_tasks(config)
     if command == "run":

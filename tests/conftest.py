@@ -15,6 +15,13 @@ from tilegate.store import Store, default_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 900
+# The whole real graph in seconds: two layers, synthetic weights.
+TINY = (
+    *("weights=synthetic", "model.name=tiny", "model.wheel=null", "model.hub=null"),
+    *("model.layers=2", "model.dim=128", "model.heads=2", "model.kv_heads=1"),
+    *("model.head_dim=64", "model.hidden=256", "model.vocab=512"),
+    *("sequence.buckets=[256]", "sequence.context=512"),
+)
 
 
 @dataclass(frozen=True)

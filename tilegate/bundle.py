@@ -22,6 +22,7 @@ from tilegate.timing import predict_dispatch
 
 RUNTIME = ROOT / "runtime"
 EXECUTABLE = "run"
+ELSEWHERE = ("hf", "seq_len")  # keys of the configuration that no deployment depends on
 
 
 def runtime_files() -> tuple[Path, ...]:
@@ -142,7 +143,8 @@ def clock(device: Device) -> dict[str, Any]:
 
 
 def portable(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration without paths of this machine."""
+    """The configuration without paths of this machine and what only other commands read."""
+    config = {key: value for key, value in config.items() if key not in ELSEWHERE}
     if config["weights"]["path"]:
         config["weights"]["path"] = Path(config["weights"]["path"]).name
     return config

@@ -34,6 +34,7 @@ class Code:
 
     def __init__(self, digests: Digests) -> None:
         self.digests = digests
+        self.format = f"code {digests.of(Path(__file__))[:12]}"
         self._seen: dict[tuple[str, tuple[Path, ...]], dict[str, dict[str, str]]] = {}
 
     def of(
@@ -84,7 +85,9 @@ class Code:
 
     def _table(self, path: Path) -> dict[str, Definition]:
         """The top-level definitions of a module, by name."""
-        table = self.digests.derived("code", path, lambda: _definitions(path.read_text()))
+        table = self.digests.derived(
+            self.format, path, lambda: definitions(path.read_text(), path.parent.name)
+        )
         return table if isinstance(table, dict) else {}
 
 
@@ -124,10 +127,10 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
-def _definitions(text: str) -> dict[str, list[Any]]:
+def definitions(text: str, package: str) -> dict[str, list[Any]]:
     """{name: [digest, names of this module used, [module, member] of imports used]}."""
     tree = ast.parse(text)
-    imports = _imports(tree)
+    imports = _imports(tree, package)
     bodies: dict[str, list[ast.stmt]] = {}
     for statement in tree.body:
         for name in _bound(statement):
@@ -155,7 +158,7 @@ def _bound(statement: ast.stmt) -> list[str]:
     ]
 
 
-def _imports(tree: ast.AST) -> dict[str, tuple[str, str]]:
+def _imports(tree: ast.AST, package: str) -> dict[str, tuple[str, str]]:
     """{local name: (module, member)}; member is "" where a whole module is bound."""
     found = {}
     for node in ast.walk(tree):
@@ -163,9 +166,10 @@ def _imports(tree: ast.AST) -> dict[str, tuple[str, str]]:
             for alias in node.names:
                 local = alias.asname or alias.name.split(".")[0]
                 found[local] = (alias.name, "")
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            module = ".".join(filter(None, (package if node.level else "", node.module)))
             for alias in node.names:
-                found[alias.asname or alias.name] = (node.module, alias.name)
+                found[alias.asname or alias.name] = (module, alias.name)
     return found
 
 

@@ -85,9 +85,9 @@ class Node:
     `sources` are files whose content is part of the key, byte for byte. So is the Python that
     `build` reaches (see `tilegate.pycode`), with that of the modules in `code`, which it loads by
     path. All are hashed before and after the build. `after` only orders: those nodes come first,
-    but what they are does not matter here. `by_key` is for a result that names where the needs came
-    from: then their keys count too, not their bytes alone. `install` and `installed` serve the rare node whose
-    result must also stand elsewhere (promotion): the step holds only when `installed(artifact)`.
+    but what they are does not matter here. `by_key` is for a result that names where its needs
+    came from: then their keys count too. `install` and `installed` serve the rare node whose
+    result must also stand elsewhere (promotion): it holds only when `installed(artifact)`.
     """
 
     name: str
