@@ -41,14 +41,10 @@ KERNEL_MAY = {"tilegate.plan"}
 @functools.cache
 def tracked() -> tuple[str, ...]:
     """Files that git knows or would add, relative to the root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split("\n")
-    return tuple(name for name in listed if name and (ROOT / name).is_file())
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"git is needed to list the files: {done.stderr}"
+    return tuple(name for name in done.stdout.split("\n") if name and (ROOT / name).is_file())
 
 
 def sources(*places: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:

@@ -137,15 +137,17 @@ def closure(cache: Path, manifest: Mapping[str, Any]) -> Iterator[str]:
         for need in one["needs"].values():
             if need["key"] not in seen:
                 seen.add(need["key"])
-                place = cache / need["kind"] / need["key"] / MANIFEST
-                with contextlib.suppress(OSError, ValueError):
+                with contextlib.suppress(OSError, ValueError, KeyError):  # KeyError: an old record
+                    place = cache / need["kind"] / need["key"] / MANIFEST
                     queue.append(json.loads(place.read_text()))
 
 
 def explain(store: Store, node: Node) -> str:
     """The verdict on one node as a line, for `doit info`."""
     found = Explainer(store).verdict(node)
-    return "; ".join([found.reason, *map(str, found.changes)])
+    hidden = len(found.changes) - SHOWN
+    more = [f"and {hidden} more (doit explain {node.name})"] if hidden > 0 else []
+    return "; ".join([found.reason, *map(str, found.changes[:SHOWN]), *more])
 
 
 def main(config: Config, names: Sequence[str] = ()) -> None:
