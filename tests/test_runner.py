@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from strict_pyxrt import Behaviour, module
 from tiny_bundle import (
     BUCKETS,
     CONTEXT,
@@ -30,7 +30,7 @@ from tiny_bundle import (
 from runtime import bf16
 from runtime.bundle import load
 from runtime.chat import Chat
-from runtime.emulated import FAULTS, EmulatedNpu2
+from runtime.emulated import FAULTS
 from runtime.errors import BundleError, DeviceError
 from runtime.manifest import Rope, parse_manifest, read_manifest, seal, sealed
 from runtime.runner import Capture, Runner
@@ -180,32 +180,18 @@ def test_time_per_token_is_the_sum_of_its_dispatches_and_syncs(pristine: Path) -
 def test_the_same_runner_drives_the_pyxrt_module(
     pristine: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With a stand-in for pyxrt that has its names only: nothing else may be asked of it."""
-    npu = EmulatedNpu2(read_manifest(pristine).device)
-    device = npu.device(0)
-    monkeypatch.setattr(type(device), "get_info", lambda *_: "NPU Strix", raising=False)
-    names = (
-        "xclBOSyncDirection",
-        "ert_cmd_state",
-        "elf",
-        "hw_context",
-        "bo",
-        "run",
-        "ext",
-        "device",
-    )
-    module = {name: getattr(npu, name) for name in names}
-    stand_in = SimpleNamespace(**module, xrt_info_device=SimpleNamespace(name=0))
-    monkeypatch.setitem(sys.modules, "pyxrt", stand_in)
+    """On a strict stand-in for pyxrt: what hardware would not forgive fails here."""
+    behaviour = Behaviour()
+    monkeypatch.setitem(sys.modules, "pyxrt", module(behaviour))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for library in bundle.rglob("dispatch.so"):
         shutil.copy(library, library.with_suffix(".elf"))
     session = open_session("npu2", read_manifest(bundle).device)
-    assert session.label == "measured (NPU2)"
+    assert session.label == "stand-in for pyxrt, not measured"
     assert close(Runner(bundle, session).prefill(IDS), wanted(bundle, IDS)[0])
-    with pytest.raises(BundleError, match="another process uses the NPU"):
+    with pytest.raises(BundleError, match=f"another process uses the NPU: pid {os.getpid()}"):
         open_session("npu2", read_manifest(bundle).device)
-    monkeypatch.setattr(type(device), "get_info", lambda *_: "NPU Phoenix", raising=False)
+    behaviour.name = "NPU Phoenix"
     with pytest.raises(BundleError, match="'NPU Phoenix' is not an NPU2"):
         session.device(0)
 

@@ -58,6 +58,7 @@ class Device:
     arch: str
     binary: Literal["elf", "xclbin"]
     block_float: bool
+    pci: tuple[str, ...]
     contexts: int
     toolchain: str
     cols: int
@@ -84,6 +85,7 @@ class Device:
             for tile in ("shim", "memtile", "core"):
                 data[tile] = Engine(**data[tile])
             costs = data.get("functions", {})
+            data["pci"] = tuple(data["pci"])
             data["functions"] = {
                 name: FunctionCost(**{**costs.get(name.partition(".")[0], {}), **cost})
                 for name, cost in costs.items()

@@ -9,30 +9,20 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+from tilegate import npu_doctor
 from tilegate.config import Config, show
-from tilegate.store import ROOT, default_cache
+from tilegate.finding import Finding
+from tilegate.store import default_cache
 
 PACKAGES = ("torch", "transformers", "numpy", "tokenizers", "safetensors", "gguf", "accelerate")
 COMPILERS = ("c++", "g++", "clang++")
 WANTED_BYTES = 4 << 30
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One line of the report. `optional` means that only some uses need it."""
-
-    what: str
-    state: Literal["ok", "missing", "optional"]
-    detail: str
-    fix: str = ""
-
-
 def main(config: Config) -> bool:
-    """Print the report; True when nothing that the emulated device needs is missing."""
+    """Print the report; True when nothing that the configured device needs is missing."""
     found = list(findings(config))
     width = max(len(finding.what) for finding in found)
     for finding in found:
@@ -59,7 +49,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield _disk(default_cache())
     yield Finding("network", "optional", "not probed; needed once, to fetch weights")
     yield Finding("device emulated", "ok", f"{os.cpu_count()} cores")
-    yield _npu(config.device.name)
+    yield from npu_doctor.findings(config.device)
 
 
 def _compiler() -> Finding:
@@ -87,19 +77,3 @@ def _disk(cache: Path) -> Finding:
     if free < WANTED_BYTES:
         return Finding("cache", "missing", detail, "free some, or set TILEGATE_CACHE")
     return Finding("cache", "ok", detail)
-
-
-def _npu(name: str) -> Finding:
-    what = f"device {name}"
-    nodes = sorted(Path("/dev/accel").glob("accel*")) if Path("/dev/accel").exists() else []
-    if not nodes:
-        fix = "install the amdxdna driver on a machine that has the NPU"
-        return Finding(what, "optional", "no device node under /dev/accel", fix)
-    if not os.access(nodes[0], os.R_OK | os.W_OK):
-        fix = "add yourself to the group that owns it (usually render) and log in again"
-        return Finding(what, "optional", f"no permission on {nodes[0]}", fix)
-    if importlib.util.find_spec("pyxrt") is None:
-        version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        fix = f"install XRT with pyxrt for Python {version} and put its python folder on PYTHONPATH"
-        return Finding(what, "optional", f"pyxrt is missing for {ROOT / '.venv'}", fix)
-    return Finding(what, "ok", f"{nodes[0]}, pyxrt found")
