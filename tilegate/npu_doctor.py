@@ -16,7 +16,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.xrt import holder_of
 from tilegate.device import Device
 from tilegate.finding import Finding, State
 
@@ -69,7 +68,7 @@ class Machine:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return holder_of(self.lock)
+            return self.lock.read_text().strip() or "another run"
         finally:
             os.close(handle)
         return ""

@@ -117,9 +117,10 @@ class Command:
     def __call__(self) -> BaseFail | dict[str, Any] | bool:
         return guarded(self.name, self._call)
 
-    def _call(self) -> bool:
+    def _call(self) -> BaseFail | bool:
         module, _, function = self.target.partition(":")
-        return getattr(importlib.import_module(module), function)(self.config) is not False
+        held = getattr(importlib.import_module(module), function)(self.config) is not False
+        return held or TaskFailed(f"{self.name}: no; what is missing stands above")
 
 
 def guarded(name: str, action: Callable[[], Any]) -> Any:
