@@ -61,6 +61,11 @@ def nodes(config: Config, store: Store) -> list[Node]:
     Raises UserError for an unknown skill, an illegal tile, or a chain that does not deploy.
     """
     graph = Graph(config, resolve(config, store.cache), store)
+    if config.device.backend == "xrt":  # first, so that a missing toolchain is said at once
+        from tilegate import hardware
+
+        for binary in hardware.nodes(graph.deployment.dispatches, config.device):
+            graph.add(binary)
     for entry in config.chain.skills:
         for node in skill(entry.skill).nodes(graph, entry.parameters):
             graph.add(node)

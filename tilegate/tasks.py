@@ -47,6 +47,9 @@ GROUPS = {
     "kernel": "Kernels: one object per distinct op, shape and tile",
     "gate": "Gates: each compares with the oracle and stands before promotion",
     "dispatch": "Dispatches: fused launches, one linked binary each",
+    "object": "Kernel objects for the cores of a real NPU (Peano)",
+    "elf": "Dispatches for a real NPU, one ELF each (aircc)",
+    "xclbin": "Dispatches for a real NPU without ELF flow (aircc)",
 }
 
 

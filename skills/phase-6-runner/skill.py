@@ -19,6 +19,7 @@ from tilegate.config import plain
 from tilegate.deployment import Deployment
 from tilegate.errors import BrokenTool
 from tilegate.graph import Graph
+from tilegate.hardware import OUTPUTS
 from tilegate.promote import promote
 from tilegate.store import ROOT, Artifact, Build, Node
 
@@ -152,6 +153,7 @@ def _deploy(deployment: Deployment, build: Build) -> None:
     folder = build.out / "bundle"
     shutil.copytree(build.need("runner").path / "bundle", folder, copy_function=_link)
     (folder / "manifest.json").unlink()
+    built = _add_binaries(build, folder)
     weights = json.loads(build.need("weights").file("weights.json").read_text())
     provenance = {
         name: {
@@ -178,7 +180,19 @@ def _deploy(deployment: Deployment, build: Build) -> None:
         config=build.inputs["config"],
     )
     (folder / "manifest.json").write_bytes(sealed)
-    build.notes["summary"] = summary.text(deployment, json.loads(sealed))
+    build.notes["summary"] = summary.text(deployment, json.loads(sealed)) + built
+
+
+def _add_binaries(build: Build, folder: Path) -> str:
+    """Lay what was built for a real NPU beside what was gated; a line that says what it is."""
+    count = 0
+    for name, artifact in build.needs.items():
+        kind, _, dispatch = name.partition(":")
+        for file in OUTPUTS.get(kind, ()):
+            shutil.copy(artifact.file(file), folder / "dispatches" / dispatch / file)
+            count += 1
+    text = f"{count} binaries for the NPU beside them: gated on the emulated device only; next"
+    return f"\n{text} doit bringup device=npu2 on a machine that has one" if count else ""
 
 
 def target_of(model: str, artifact: Artifact) -> Path:
