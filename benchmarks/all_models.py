@@ -40,13 +40,13 @@ published ones were not reached; everything is built and gated all the same. Wri
 
 """
 NOTES = """
-Seconds of the phases add up to more than the wall time, since two tasks run at a time. Memory is the
-resident set of all processes together, mapped weights included; disk is what the deployment leaves
-in cache and bundle, each file once: weights lie there as packed, and the bundle holds links to them.
+Seconds of the phases add up to more than the wall time, since two tasks run at a time. Memory is
+the resident set of all processes together, mapped weights included; disk is what the deployment
+leaves in cache and bundle, each file once: the bundle's weights are links into the cache.
 
-Gates: `logits` is the worst difference of the oracle's logits from transformers in FP32; `cosine` the
-lowest of any position of any gated block; `tokens` how many greedy tokens of the device agree with
-the oracle's before the first divergence (all prompts, of 32 each), `KL` the largest divergence of
+Gates: `logits` is the worst difference of the oracle's logits from transformers in FP32; `cosine`
+the lowest of any position of any gated block; `tokens` how many greedy tokens of the device agree
+with the oracle's before the first divergence (of 32 per prompt), `KL` the largest divergence of
 their logits. What the timing model predicts for a real NPU2: `doit predict model=NAME`.
 """
 

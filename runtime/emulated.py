@@ -94,6 +94,7 @@ class EmulatedDevice:
         self.fault = fault
         self.clock_us = 0.0
         self.contexts: weakref.WeakSet[HwContext] = weakref.WeakSet()
+        self.pool: int | None = None
 
 
 class _Ext:
@@ -123,6 +124,10 @@ class Elf:
             raise RuntimeError(f"{path} is not a valid ELF file: abi {abi()!r}")
         self.entry.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
         self.entry.restype = ctypes.c_int
+        self.pool = getattr(library, "tilegate_pool", None)
+        if self.pool is not None:
+            self.pool.argtypes = (ctypes.c_void_p,)
+            self.pool.restype = ctypes.c_void_p
 
 
 class HwContext:
@@ -139,6 +144,8 @@ class HwContext:
 
     def add_config(self, elf: Elf) -> None:
         self.programs[f"main:{elf.dispatch.name}"] = elf
+        if elf.pool is not None:  # the first program's host threads serve all others
+            self.device.pool = elf.pool(self.device.pool)
 
     def kernel(self, name: str) -> Kernel:
         if name not in self.programs:

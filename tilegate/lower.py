@@ -57,6 +57,7 @@ def tables(entries: Sequence[Entry], argument_count: int, abi: str) -> str:
     tail = [
         f"static const Launch kLaunches[] = {{{', '.join(rows)}}};",
         f'extern "C" {export} const char *tilegate_abi(void) {{ return "{abi}"; }}',
+        f'extern "C" {export} void *tilegate_pool(void *shared) {{ return pool(shared); }}',
         f'extern "C" {export} int tilegate_run(void *const *arguments, int count, int threads) {{',
         f"  return count == {argument_count}"
         f" ? run(kLaunches, {len(rows)}, arguments, threads) : 1;",

@@ -228,9 +228,10 @@ class Columns {
 // Workers that outlive a dispatch: starting threads per launch would cost more than a small launch.
 class Pool {
  public:
-  static Pool &get() {
-    static Pool *const pool = new Pool;  // never destroyed: its workers wait on it until the end
-    return *pool;
+  // The pool of this library, or the one that it was told to share.
+  static Pool *&get() {
+    static Pool *pool = nullptr;  // never destroyed: its workers wait on it until the end
+    return pool;
   }
 
   void run(const Launch &launch, void *const *arguments, int threads) {
@@ -311,9 +312,20 @@ class Pool {
 
 }  // namespace
 
+void *pool(void *shared) {
+  Pool *&own = Pool::get();
+  if (shared != nullptr) {
+    own = static_cast<Pool *>(shared);
+  } else if (own == nullptr) {
+    own = new Pool;
+  }
+  return own;
+}
+
 int run(const Launch *launches, int launch_count, void *const *arguments, int threads) {
+  Pool &workers = *static_cast<Pool *>(pool(nullptr));
   for (int i = 0; i < launch_count; ++i) {
-    Pool::get().run(launches[i], arguments, threads);
+    workers.run(launches[i], arguments, threads);
   }
   return 0;
 }

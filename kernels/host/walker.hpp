@@ -75,6 +75,10 @@ struct Launch {
   const std::int32_t *tensor_bytes;  // element size per launch tensor
 };
 
+// The workers of this library. Given those of another library with this very walker, takes them, so
+// that the dispatches of a program do not each keep threads that wait for work.
+void *pool(void *shared);
+
 // Runs the launches in order on `threads` host threads. Returns 0.
 int run(const Launch *launches, int launch_count, void *const *arguments, int threads);
 
