@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tilegate import schema
+from tilegate.device import Device
 from tilegate.digests import digest
 from tilegate.errors import UserError, nearest
 from tilegate.settings import Config
@@ -47,6 +48,8 @@ def load(overrides: Sequence[str] = (), *, cwd: Path | None = None, conf: Path =
     """
     document = _cached(tuple(overrides), conf)
     config = schema.build(Config, document, "")
+    # One reader for both ways to a device: costs of a function's variants start from its own.
+    config = dataclasses.replace(config, device=Device.from_dict(document["device"]))
     _check(config)
     path = config.weights.path
     if path is not None:

@@ -123,5 +123,15 @@ def _read(name: str) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for base in raw.pop("defaults", ()):
         if base != "_self_":
-            merged.update(_read(base))
-    return merged | raw
+            merged = _over(merged, _read(base))
+    return _over(merged, raw)
+
+
+def _over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `top`; groups of both are merged, as Hydra does."""
+    merged = dict(base)
+    for name, value in top.items():
+        old = merged.get(name)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[name] = _over(old, value) if both else value  # type: ignore[arg-type]
+    return merged

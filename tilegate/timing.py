@@ -293,11 +293,20 @@ def predict_dispatch(
 
 
 def price_dispatch(works: Sequence[Work], device: Device, regime: Regime) -> DispatchTime:
-    """Time of the launches of a dispatch, with its floors."""
+    """Time of the launches of a dispatch, with its floors.
+
+    A generation without ELF flow runs several launches as so many dispatches in turn, and each
+    turn configures the array anew.
+    """
+    apart = device.binary == "xclbin" and len(works) > 1
+    if device.binary == "xclbin":
+        regime = "xclbin"
     times = tuple(price(work, device, regime) for work in works)
     dispatches, configured = len(works), 0.0
+    if regime == "elf" or apart:
+        configured = sum(reconfigure_us(work, device) for work in works)
     if regime == "elf":
-        dispatches, configured = 1, sum(reconfigure_us(work, device) for work in works)
+        dispatches = 1
     floor = device.constant("dispatch_floor_us") * dispatches
     return DispatchTime(configured + sum(t.us for t in times), floor, configured, times)
 
