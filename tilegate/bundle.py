@@ -22,7 +22,7 @@ from tilegate.timing import predict_dispatch
 
 RUNTIME = ROOT / "runtime"
 EXECUTABLE = "run"
-ELSEWHERE = ("hf", "seq_len")  # keys of the configuration that no deployment depends on
+ELSEWHERE = ("hf", "seq_len", "sweep", "cache")  # configuration that no deployment depends on
 
 
 def runtime_files() -> tuple[Path, ...]:

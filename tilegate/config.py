@@ -24,7 +24,7 @@ from tilegate.errors import UserError, nearest
 from tilegate.settings import Config
 from tilegate.store import ROOT, default_cache
 
-__all__ = ["Config", "choices", "digest", "load", "overrides_of", "plain", "show"]
+__all__ = ["Config", "Variants", "choices", "digest", "load", "overrides_of", "plain", "show"]
 
 CONF = ROOT / "conf"
 GROUPS = ("model", "tile", "fusion", "device", "chain", "gate", "weights")
@@ -58,6 +58,76 @@ def load(overrides: Sequence[str] = (), *, cwd: Path | None = None, conf: Path =
             config, weights=dataclasses.replace(config.weights, path=absolute)
         )
     return config
+
+
+class Variants:
+    """Configurations that differ in a few values, without composing each one anew.
+
+    Words that choose a file or are more than `key=value` are composed, once per combination.
+    """
+
+    def __init__(self, conf: Path = CONF) -> None:
+        self.conf = conf
+        self._bases: dict[tuple[str, ...], dict[str, Any]] = {}
+        self._values: dict[str, tuple[str, Any]] = {}
+
+    def load(self, overrides: Sequence[str]) -> Config:
+        """As the function `load`, for words whose values are plain."""
+        composed: list[str] = []
+        values: list[str] = []
+        for word in overrides:
+            (values if self._plain(word) else composed).append(word)
+        base = tuple(composed)
+        if base not in self._bases:
+            self._bases[base] = _cached(base, self.conf)
+        document = self._bases[base]
+        for word in values:
+            document = self._with(document, word, *self._values[word])
+        config = schema.build(Config, document, "")
+        _check(config)
+        return config
+
+    def _plain(self, word: str) -> bool:
+        """Whether the word gives a key a scalar or a list; its value is then known."""
+        if word not in self._values:
+            key = word.partition("=")[0]
+            if key in GROUPS or key.startswith(("+", "~", "weights")) or "${" in word:
+                return False
+            _parse(word)
+            value = _value(word)
+            if isinstance(value, Mapping):
+                return False
+            self._values[word] = (key, value)
+        return True
+
+    def _with(self, document: dict[str, Any], word: str, key: str, value: Any) -> dict[str, Any]:
+        changed = dict(document)
+        inner = changed
+        *parents, last = key.split(".")
+        for name in parents:
+            if not isinstance(inner.get(name), Mapping):
+                raise UserError(f"{word}: unknown key {key!r}; {_hint(key, _keys(document))}")
+            inner[name] = inner = dict(inner[name])
+        if last not in inner or isinstance(inner[last], Mapping):
+            raise UserError(f"{word}: unknown key {key!r}; {_hint(key, _keys(document))}")
+        _same_shape({last: inner[last]}, {last: value}, ".".join(parents))
+        inner[last] = value
+        return changed
+
+
+def _value(word: str) -> Any:
+    """The value of an override as plain data."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import QuotedString
+
+    def plain_value(value: Any) -> Any:
+        if isinstance(value, QuotedString):
+            return value.text
+        if isinstance(value, list):
+            return [plain_value(each) for each in value]
+        return value
+
+    return plain_value(OverridesParser.create().parse_override(word).value())
 
 
 def choices(conf: Path = CONF) -> dict[str, list[str]]:

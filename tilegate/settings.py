@@ -182,6 +182,25 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """What a sweep measures, how far each point is built, and what becomes of the best one."""
+
+    objective: Literal["ttft", "tpot", "error"]
+    gates: Literal["none", "kernel", "block", "all"]
+    fail_fast: bool
+    save: str | None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Bounds of the cache for `doit gc`; null is no bound. Nothing goes without `remove`."""
+
+    gigabytes: Annotated[float, Least(0)] | None
+    days: Annotated[float, Least(0)] | None
+    remove: bool
+
+
+@dataclass(frozen=True)
 class Config:
     """The whole resolved configuration. `choices` names the file taken from each group."""
 
@@ -193,6 +212,8 @@ class Config:
     gate: Mapping[str, Any]
     weights: Weights
     sequence: Lengths
+    sweep: Sweep
+    cache: Keep
     choices: Mapping[str, str]
     fault: str | None
     hf: str | None
