@@ -16,7 +16,6 @@ import doit.loader
 
 from tilegate import explain, tasks
 from tilegate.config import load, overrides_of
-from tilegate.errors import UserError
 from tilegate.store import Store
 
 
@@ -49,9 +48,9 @@ def task_all() -> Iterator[dict[str, Any]]:
 tasks.quiet_interrupt()
 try:
     if __name__ == "__main__":
-        raise UserError(
-            "sweeps (-m) are not built yet; run doit once per point, the cache is shared"
-        )
+        from tilegate import sweep
+
+        sys.exit(sweep.main(sys.argv[1:], Path.cwd()))
     DOIT_CONFIG = tasks.doit_config()
     TASKS = _load()
 except Exception as error:

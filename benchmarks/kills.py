@@ -103,16 +103,33 @@ def broken(deploy: Path) -> list[str]:
     return found
 
 
-def kill_often(place: Place, kills: int, drawn: random.Random) -> tuple[int, int]:
+def end_group(group: int) -> None:
+    """Kill a process group and wait until the last of it is gone (or a zombie of another's)."""
+    os.killpg(group, signal.SIGKILL)
+    for _ in range(100):
+        time.sleep(0.02)
+        states = [_stat(p) for p in Path("/proc").glob("[0-9]*/stat")]
+        if not any(member == group and state != "Z" for member, state in states):
+            return
+
+
+def _stat(path: Path) -> tuple[int, str]:
+    try:
+        fields = path.read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0, "Z"
+    return int(fields[2]), fields[0]
+
+
+def kill_often(place: Place, kills: int, longest: float, drawn: random.Random) -> tuple[int, int]:
     """Kill that many runs. Returns how many got through before, and bundles seen whole."""
     through = whole = done = 0
-    longest = 8.0
     while done < kills:
         run = place.start(*drawn.choice([(), ("-n", "2")]))
         time.sleep(drawn.uniform(0, longest))
         ended = run.poll()
         if ended is None:
-            os.killpg(run.pid, signal.SIGKILL)
+            end_group(run.pid)
             done += 1
         text = run.communicate()[0].decode()
         if ended not in (None, 0):
@@ -132,6 +149,7 @@ def kill_often(place: Place, kills: int, drawn: random.Random) -> tuple[int, int
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--longest", type=float, default=20.0, help="seconds until a kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where to work (default: a temporary folder)")
     parser.add_argument("--reference", type=Path, help="a bundle of a clean build made elsewhere")
@@ -144,7 +162,8 @@ def main() -> int:
             clean.copy_sources()
             clean.finish()
             reference = clean.bundle
-        through, whole = kill_often(place, options.kills, random.Random(options.seed))
+        drawn = random.Random(options.seed)
+        through, whole = kill_often(place, options.kills, options.longest, drawn)
         place.finish()
         one, two = (b / "manifest.json" for b in (place.bundle, reference))
         same = one.read_bytes() == two.read_bytes() and not broken(place.bundle.parent)

@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,10 @@ class Variants:
             if not isinstance(inner.get(name), Mapping):
                 raise UserError(f"{word}: unknown key {key!r}; {_hint(key, _keys(document))}")
             inner[name] = inner = dict(inner[name])
-        if last not in inner or isinstance(inner[last], Mapping):
+        if last not in inner or (isinstance(inner[last], Mapping) and value is not None):
             raise UserError(f"{word}: unknown key {key!r}; {_hint(key, _keys(document))}")
-        _same_shape({last: inner[last]}, {last: value}, ".".join(parents))
+        if not isinstance(inner[last], Mapping):
+            _same_shape({last: inner[last]}, {last: value}, ".".join(parents))
         inner[last] = value
         return changed
 
@@ -251,7 +252,7 @@ def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
         assert isinstance(document, dict)
         return {**document, "choices": picked}
 
-    with initialize_config_dir(config_dir=str(conf), version_base="1.3"):
+    with _aside(), initialize_config_dir(config_dir=str(conf), version_base="1.3"):
         parsed = [_parse(word) for word in overrides]
         groups = [word for word, key in zip(overrides, parsed, strict=True) if key in GROUPS]
         for word, key in zip(overrides, parsed, strict=True):
@@ -271,6 +272,19 @@ def _compose(overrides: tuple[str, ...], conf: Path) -> dict[str, Any]:
             raise UserError(f"configuration: {str(error).splitlines()[0]}") from None
     _same_shape(base, document)
     return document
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """Compose while Hydra itself is at work, as in a sweep: it holds one state per process."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    before = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().hydra = before
 
 
 def _parse(word: str) -> str:

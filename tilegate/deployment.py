@@ -86,6 +86,9 @@ def plan_of(kernel: str, shape: tuple[Any, ...], tile: tuple[Any, ...]) -> TileP
     return kernels.contract(kernel).plan(dict(shape), dict(tile))
 
 
+_REFUSED: dict[str, str] = {}  # what this process has already found to be illegal
+
+
 class Tiles:
     """The planner's choices, remembered by all that determines them."""
 
@@ -113,12 +116,16 @@ class Tiles:
                 raise UserError(f"{where}.{name}: {op.kernel} has {', '.join(fields)}")
         key = digest([op.kernel, op.shape, fixed, stitched])
         entry = self.known.get(key)
+        refused = f"{self.path} {key}"
+        if refused in _REFUSED:
+            raise UserError(f"{where} ({op.name}): {_REFUSED[refused]}")
         if entry is None:
             try:
                 tile = planner.choose(
                     op.kernel, op.shape_dict, request_of(fixed), self.device, stitched
                 )
             except UserError as error:
+                _REFUSED[refused] = str(error)
                 raise UserError(f"{where} ({op.name}): {error}") from None
             entry = self.known[key] = {
                 k: list(v) if isinstance(v, tuple) else v for k, v in tile.items()
@@ -144,6 +151,11 @@ def request_of(fixed: Mapping[str, Any]) -> dict[str, Any]:
 
 def _planner_digest(device: Device) -> str:
     """Everything that decides a choice: the device, the planner's code, and the contracts."""
+    return digest([plain(device), _planner_code()])[:32]
+
+
+@functools.cache
+def _planner_code() -> str:
     stages = ("planner", "legality", "rules", "timing", "plan", "device", "kernels")
     files: Iterable[Path] = (
         *(ROOT / "tilegate" / f"{name}.py" for name in stages),
@@ -151,7 +163,7 @@ def _planner_digest(device: Device) -> str:
         *sorted(kernels.ROOT.glob("*/kernel.py")),
     )
     text = [[path.name, path.parent.name, path.read_text()] for path in files if path.is_file()]
-    return digest([plain(device), text])[:32]
+    return digest(text)
 
 
 def host_us(dispatch: Dispatch, config: Config) -> float:

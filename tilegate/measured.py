@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,16 @@ NOT_FITTED = {"ab", "anomaly", "ambiguous"}
 
 def load(path: Path = TABLE) -> list[dict[str, Any]]:
     """The records of a file of measurements."""
+    return [dict(record) for record in _records(path, path.stat().st_mtime_ns)]
+
+
+@functools.cache
+def _records(path: Path, mtime_ns: int) -> tuple[dict[str, Any], ...]:
     import yaml
 
     with path.open() as stream:
         table = yaml.load(stream, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return list(table["records"])
+    return tuple(table["records"])
 
 
 def translate(row: Mapping[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]] | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tilegate import kernels, legality, timing
 from tilegate.device import Device
+from tilegate.digests import digest
 from tilegate.errors import UserError
 
 # Not chosen unless asked for: `external` has FP32 results, which no other kernel reads. `direct`
@@ -120,9 +121,23 @@ def _nothing(
     if closest is None:
         request = f" with {_words(wanted)}" if wanted else ""
         return f"{op} {_words(shape)}: no tile divides this shape{request}"
-    free = rank(op, shape, {}, device, stitched) if wanted else []
-    nearest = f"; without the request: {_words(min(free, key=lambda e: e[0])[2])}" if free else ""
+    free = _unasked(op, shape, device, stitched) if wanted else None
+    nearest = f"; without the request: {_words(free)}" if free else ""
     return explain(op, shape, closest) + nearest
+
+
+_UNASKED: dict[str, dict[str, Any] | None] = {}
+
+
+def _unasked(
+    op: str, shape: Mapping[str, Any], device: Device, stitched: bool
+) -> dict[str, Any] | None:
+    """The fastest tile without any request, found once per process."""
+    key = digest([op, shape, device, stitched])
+    if key not in _UNASKED:
+        ranked = rank(op, shape, {}, device, stitched)
+        _UNASKED[key] = min(ranked, key=lambda entry: entry[0])[2] if ranked else None
+    return _UNASKED[key]
 
 
 def _words(fields: Mapping[str, Any]) -> str:
