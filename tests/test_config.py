@@ -52,7 +52,7 @@ def test_every_choice_of_every_group_loads(group: str) -> None:
     ("override", "says"),
     [
         ("model.layerz=2", "did you mean 'model.layers'?"),
-        ("+typo=1", "unknown key 'typo'; choose from chain"),
+        ("+typo=1", "unknown key 'typo'; choose from cache, chain"),
         ("+model.new=1", "unknown key 'model.new'"),
         ("chain.on_failure={typo: 1}", "unknown key 'chain.on_failure.typo'"),
         ("modle=smollm2-135m", "did you mean 'model'?"),

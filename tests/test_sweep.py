@@ -79,13 +79,13 @@ def test_a_killed_sweep_goes_on_and_repeats_nothing(house: Checkout) -> None:
     words = ("tile.prefill.down.tile_n=32,48,64,96,144,192", "tile.prefill.o.tile_m=16,32,64")
     line, environment = command(house, *words, *PREDICTED)
     reports = house.root / "build" / "reports"
+    there = set(reports.glob("sweep-*"))
     with subprocess.Popen(
         line, cwd=house.root, env=environment, stdout=subprocess.PIPE, start_new_session=True
     ) as run:
         place: Path | None = None
         while run.poll() is None and not (place and len(list(place.glob("points/*.json"))) >= 3):
-            fresh = (p for p in reports.glob("sweep-*") if not (p / "index.html").exists())
-            place = place or next(fresh, None)
+            place = place or next((p for p in reports.glob("sweep-*") if p not in there), None)
             time.sleep(0.01)
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
