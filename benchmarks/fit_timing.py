@@ -275,12 +275,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--also", type=Path, help="more measurements, as bringup writes them")
     parser.add_argument("--loso", action="store_true")
     parser.add_argument("--group", choices=sorted(GROUPS), action="append")
     parser.add_argument("--worst", type=int, default=0, help="print that many rows")
     args = parser.parse_args()
     device = devices.load("npu2")
-    published = Published(measured.load(), device)
+    more = measured.load(args.also) if args.also else []
+    published = Published([*measured.load(), *more], device)
     for name, group in GROUPS.items():
         if args.group and name not in args.group:
             continue

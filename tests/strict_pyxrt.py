@@ -14,6 +14,7 @@ import datetime
 import enum
 import gc
 import json
+import re
 import types
 import weakref
 from dataclasses import dataclass, field
@@ -231,7 +232,7 @@ class ExtKernel(Kernel):
     first = 0
 
     def _find(self, name: str) -> None:
-        wanted = "main:" + self.context.source.library[1].replace(":", "_")
+        wanted = "main:" + re.sub(r"[^\w.$]", "_", self.context.source.library[1])
         if name != wanted:
             raise RuntimeError(f"no ELF found with given kernel name in ctx: {name}")
 

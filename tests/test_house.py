@@ -25,6 +25,8 @@ WINDOW = 6  # lines; a block as long as this stands in one room only
 KNOWS_HYDRA = {"tilegate/config.py", "tilegate/sweep.py", "dodo.py"}
 KNOWS_DOIT = {"tilegate/tasks.py", "dodo.py"}
 SPINE_READS = {
+    "tilegate/bringup.py": {"runtime"},  # first contact with a real NPU: its session
+    "tilegate/contact.py": {"runtime"},  # the same against the emulated one
     "tilegate/bundle.py": {"runtime"},  # seals the manifest in the runtime's own format
     "tilegate/onboard.py": {"oracle"},  # reads a published config.json
     "tilegate/promote.py": {"runtime"},  # checks the seal

@@ -21,7 +21,7 @@ from tilegate import corecode
 from tilegate.compile import execute, sources
 from tilegate.device import Device
 from tilegate.digests import digest
-from tilegate.dispatch import Dispatch
+from tilegate.dispatch import Dispatch, describe
 from tilegate.emission import description
 from tilegate.emit import emit
 from tilegate.errors import BrokenTool, UserError
@@ -129,6 +129,7 @@ def binary_node(dispatch: Dispatch, device: Device) -> Node:
             "module": module.text,
             "description": document,
             "name": module.name,
+            "dispatch": describe(dispatch),
             "binary": device.binary,
             "tools": dict(tools().versions),
         },
@@ -215,6 +216,8 @@ def _build(build: Build) -> None:
     shutil.rmtree(work)
     text = json.dumps(document, indent=1, sort_keys=True) + "\n"
     (build.out / "emission.json").write_text(text)
+    table = json.dumps(build.inputs["dispatch"], indent=1, sort_keys=True) + "\n"
+    (build.out / "dispatch.json").write_text(table)
 
 
 def _aircc(command: list[str], work: Path, what: str) -> None:

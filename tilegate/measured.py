@@ -139,3 +139,45 @@ def _stream(row: Mapping[str, Any]) -> TilePlan:
     launch = Launch(row["op"], tensors, buffers, cols, rows, (loop,), core)
     shape = {"N": row["N"], "M": row.get("M", 1)}
     return TilePlan(row["op"], freeze(shape), freeze(config), tensors, (launch,))
+
+
+def rows(plan: TilePlan, us: float, mean_rel_l1: float, source: str) -> list[dict[str, Any]]:
+    """The record of a kernel measured alone, in the table's names; none where it has no row."""
+    shape, tile = dict(plan.shape), dict(plan.tile)
+    for theirs, (ours, fields, _) in OPS.items():
+        if ours != plan.op or not set(fields.values()) <= set(shape):
+            continue
+        config: dict[str, Any] = {
+            next((t for t, o in TILES.items() if o == name), name): value
+            for name, value in tile.items()
+            if name not in ("herd", "method")
+        }
+        if "herd" in tile:
+            config |= dict(zip(HERDS[0 if ours == "gemm" else 1], _pair(tile["herd"]), strict=True))
+        row: dict[str, Any] = {
+            "id": ".".join([theirs, *(str(value) for _, value in plan.shape), "bringup"]),
+            "op": theirs,
+            **{name: shape[field] for name, field in fields.items()},
+            "config": config,
+            "regime": "elf",
+            "latency_us": us,
+            "mean_rel_l1": mean_rel_l1,
+            "timing": True,
+            "role": "table",
+            "source": source,
+        }
+        if "method" in tile:
+            row["method"] = tile["method"]
+        named = translate(row)
+        if named is not None and named[1] == shape and _equal(named[2], tile):
+            return [row]
+    return []
+
+
+def _pair(herd: Any) -> tuple[int, int]:
+    cols, rows_ = herd
+    return int(cols), int(rows_)
+
+
+def _equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return {k: str(v) for k, v in one.items()} == {k: str(v) for k, v in other.items()}

@@ -39,6 +39,7 @@ COMMANDS = {
     "conf": ("tilegate.doctor:conf", "The resolved configuration and the choices of each group"),
     "doctor": ("tilegate.doctor:main", "What is installed, what is missing, and the fix"),
     "emit": ("tilegate.emission:main", "The MLIR-AIR text of every dispatch; needs no toolchain"),
+    "bringup": ("tilegate.bringup:main", "First contact with a real NPU, stage by stage"),
     "predict": ("tilegate.predict:main", "Predicted time of every launch and dispatch; no build"),
     "evaluate": ("tilegate.evaluate:main", "An untrusting look at what is promoted"),
     "onboard": ("tilegate.onboard:main", "A model file from a Hugging Face config (hf=ORG/NAME)"),
