@@ -82,6 +82,7 @@ class Loaded:
         self.xrt = xrt
         self.program = program
         self.busy = False
+        self.proven = False  # that it writes what it should
         self.users: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fixed: tuple[Any, ...] = ()
         if program.flow == "elf":

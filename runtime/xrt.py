@@ -1,9 +1,10 @@
 """The real NPU2 as a session over the `pyxrt` module, with what pyxrt leaves to its user.
 
-Every wait has a deadline; only COMPLETED is success. The outputs of a run are poisoned before its
-first start and must have changed after it, since a binary for another generation loads, completes
-and writes nothing. Hardware contexts are few: they are opened on use and the least recently used
-gives way where the driver has no more. One process holds the NPU; the others are told which.
+Every wait has a deadline; only COMPLETED is success. Outputs are poisoned before a program's first
+run in a context and must have changed after it, since a binary for another generation loads,
+completes and writes nothing. Hardware contexts are few: they are opened on use and the least
+recently used gives way where the driver has no more. One process holds the NPU; the others are told
+which.
 
 Two flows: a folder with `dispatch.elf` holds control code and configuration in one file, one with
 `dispatch.xclbin` and `dispatch.insts.bin` is the older form with at most five buffers.
@@ -23,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .contexts import Contexts, Program, advice
+from .contexts import Contexts, Loaded, Program, advice
 from .errors import BundleError, DeviceError
 from .session import Bo, Ext
 
@@ -38,7 +39,7 @@ POISON = 0xFF
 class Npu2:
     """A session on pyxrt's device 0; one process per machine holds it at a time.
 
-    `poison_always` poisons and checks the outputs of every start, not only of each run's first.
+    `poison_always` poisons and checks the outputs of every run, not only of a program's first.
     """
 
     program = "dispatch.elf"
@@ -151,7 +152,7 @@ class DeviceRun:
         self._bos: list[Any] = [None] * len(self._arguments)
         self._run: Any = None
         self._poisoned = False
-        self._proven = False
+        self._loaded: Loaded | None = None
 
     def set_arg(self, index: int, value: Any) -> None:
         """As pyxrt.run.set_arg, but nothing wrong is swallowed."""
@@ -176,7 +177,8 @@ class DeviceRun:
         if self._run is None:
             self._run = loaded.run(self._bos)
             loaded.users.add(self)
-        self._poisoned = self._session.poison_always or not self._proven
+        self._loaded = loaded
+        self._poisoned = self._session.poison_always or not loaded.proven
         if self._poisoned:
             self._poison()
         loaded.busy = True
@@ -197,9 +199,9 @@ class DeviceRun:
         if state != done:
             self._session.contexts.drop(program)  # the driver has torn it down, or soon will
             return state
-        if self._poisoned:
+        if self._poisoned and self._loaded is not None:
             self._check()
-            self._poisoned, self._proven = False, True
+            self._poisoned, self._loaded.proven = False, True
         return state
 
     def wait2(self, timeout: Any = None) -> None:
@@ -215,7 +217,7 @@ class DeviceRun:
 
     def forget(self) -> None:
         """The context goes: its run with it."""
-        self._run = None
+        self._run = self._loaded = None
 
     def _poison(self) -> None:
         to = self._session.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE

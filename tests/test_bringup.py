@@ -14,6 +14,7 @@ import pytest
 import yaml
 from emission_cases import TINY
 from strict_pyxrt import Behaviour, module
+from tiny_bundle import write_bundle
 
 from runtime.xrt import Npu2
 from tilegate import bringup, contact, device, kernels, measured
@@ -22,7 +23,7 @@ from tilegate.config import load
 from tilegate.contact import Outcome
 from tilegate.deployment import resolve
 from tilegate.dispatch import Dispatch, dispatch_node
-from tilegate.errors import GateFailed, UserError
+from tilegate.errors import BrokenTool, GateFailed, UserError
 from tilegate.legality import judge_plan
 from tilegate.store import Store, default_cache
 
@@ -108,6 +109,17 @@ def test_wrong_numbers_fail_and_their_tensors_are_kept(
     assert list((tmp_path / "tensors").glob("*.npz"))
 
 
+def test_a_binary_that_cannot_be_built_leaves_a_report_too(bench: Bench, tmp_path: Path) -> None:
+    def broken(dispatch: Dispatch) -> Any:
+        raise BrokenTool("elf:x: no more DMA channels")
+
+    bench.binary = broken
+    with pytest.raises(BrokenTool, match="no more DMA channels"):
+        run(items(bench), tmp_path, bench.session.label)
+    (path,) = tmp_path.glob("failed-*.json")
+    assert "no more DMA channels" in json.loads(path.read_text())["record"]["reasons"][0]
+
+
 def test_only_a_chip_is_written_to_what_calibrates_the_twin(tmp_path: Path) -> None:
     shape, tile = {"M": 64, "K": 128}, {"herd_m": 8, "tile_m": 4, "m_input": 2}
     plan = kernels.contract("gemv").plan(shape, tile)
@@ -154,6 +166,19 @@ def test_a_missing_bundle_is_named(bench: Bench, tmp_path: Path) -> None:
     assert [item.stage for item in found] == ["block", "model", "bench"]
     with pytest.raises(UserError, match="doit deploy device=npu2 makes it"):
         found[0].act()
+
+
+def test_block_model_and_bench_run_on_a_bundle(bench: Bench, tmp_path: Path) -> None:
+    """The stand-in runs the host's libraries, so that both sides must agree."""
+    bundle = write_bundle(tmp_path / bench.config.model.name)
+    for library in bundle.rglob("dispatch.so"):
+        shutil.copy(library, library.with_suffix(".elf"))
+    found = list(contact.whole(bench.config, bench.session, Item, tmp_path))
+    tried = run(iter(found), tmp_path / "reports", bench.session.label)
+    assert tried == ["block:0", "model:32 tokens", "bench"]
+    assert all(item.key() for item in found)
+    assert "TTFT" in found[2].act().text
+    assert run(iter(found), tmp_path / "reports", bench.session.label) == []
 
 
 def test_an_outcome_has_its_label(bench: Bench) -> None:

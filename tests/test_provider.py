@@ -204,6 +204,25 @@ def test_a_binary_that_writes_nothing_does_not_pass(behaviour: Behaviour, built:
         rig.run.wait(1000)
 
 
+def test_a_program_is_proven_once_and_again_in_a_new_context(
+    behaviour: Behaviour, built: Path
+) -> None:
+    """A model binds one program many times: the first run pays for the check, not each."""
+    rig = Rig(Npu2(), built / "elf")
+    due = rig.fill(0)
+    assert close(rig.result(), due)
+    other = rig.session.run(rig.kernel)
+    for index, bo in enumerate(rig.bos):
+        other.set_arg(index, bo)
+    behaviour.writes_nothing = True
+    other.start()
+    assert other.wait(1000) == rig.session.ert_cmd_state.ERT_CMD_STATE_COMPLETED
+    rig.session.contexts.clear()
+    other.start()
+    with pytest.raises(DeviceError, match="never written"):
+        other.wait(1000)
+
+
 def test_with_poison_always_a_later_run_is_checked_too(behaviour: Behaviour, built: Path) -> None:
     rig = Rig(Npu2(poison_always=True), built / "elf")
     rig.fill(0)

@@ -22,7 +22,7 @@ from tilegate.config import Config
 from tilegate.contact import Outcome
 from tilegate.deployment import Deployment, resolve
 from tilegate.dispatch import Dispatch, solo
-from tilegate.errors import GateFailed, UserError
+from tilegate.errors import BrokenTool, GateFailed, UserError
 from tilegate.plan import (
     Access,
     Buffer,
@@ -103,17 +103,18 @@ def run(
 ) -> list[str]:
     """Try the items in order, but for those that already hold; the names of those tried.
 
-    Raises GateFailed with the record of the first that fails, after writing its report.
+    Raises GateFailed with the record of the first that fails, or what building its binary raised,
+    after writing its report.
     """
     state = _read(folder / "state.json")
     tried = []
     for item in found:
-        key = item.key()
-        if state.get(item.name) == [key, label]:
-            print(f"{item.stage}: {item.name} held before")
-            continue
-        tried.append(item.name)
         try:
+            key = item.key()  # builds its binary
+            if state.get(item.name) == [key, label]:
+                print(f"{item.stage}: {item.name} held before")
+                continue
+            tried.append(item.name)
             outcome = item.act()
         except GateFailed as error:
             fail(folder, item, label, error.record, environment)
@@ -122,6 +123,8 @@ def run(
             record: dict[str, Any] = {"gate": item.stage, "subject": item.name, "verdict": "fail"}
             record["reasons"] = [f"{type(error).__name__}: {error}"]
             fail(folder, item, label, record, environment)
+            if isinstance(error, UserError | BrokenTool):
+                raise
             raise GateFailed(record) from error
         state[item.name] = [key, label]
         folder.mkdir(parents=True, exist_ok=True)
