@@ -55,8 +55,9 @@ def test_predict_adds_up() -> None:
     found = predict.predict(config.load(["seq_len=256"]))
     prefill, decode, head = found["phases"]
     layers = found["layers"]
-    assert found["ttft_s"] * 1e6 == pytest.approx(layers * prefill["us"] + head["us"])
-    assert found["decode_ms"] * 1e3 == pytest.approx(layers * decode["us"] + head["us"])
+    for whole, phase in ((found["ttft_s"] * 1e6, prefill), (found["decode_ms"] * 1e3, decode)):
+        syncs = whole - (layers * phase["us"] + head["us"])  # of the model's inputs and outputs
+        assert 0 <= syncs < 0.01 * whole
     for phase in found["phases"]:
         for dispatch in phase["dispatches"]:
             launches = sum(one["us"] for one in dispatch["launches"])
