@@ -3,7 +3,8 @@
     python benchmarks/fit_timing.py            errors of conf/device/npu2.yaml as it stands
     python benchmarks/fit_timing.py --fit      fit, print the constants and the errors
     python benchmarks/fit_timing.py --write    fit, and write the constants into the file
-    python benchmarks/fit_timing.py --loso     fit, also leaving one shape out at a time
+    python benchmarks/fit_timing.py --loso     fit, also leaving one shape (or model) out at a time
+    python benchmarks/fit_timing.py --report   the same, and write the errors into docs/twin.md
 
 Errors are |predicted / measured - 1| as median / p90 / max. The fit minimises a robust sum of log
 ratios by damped least squares on the logarithms of the constants. Repeats of one kernel on hardware
@@ -18,7 +19,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from tilegate import measured, timing
 from tilegate.device import Device, FunctionCost
 from tilegate.published import Published
 
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "twin.md"
+MARKS = ("<!-- errors of the fit -->", "<!-- end -->")
 SCALE = 0.03  # errors below the noise of the measurements count quadratically, above it linearly
 
 
@@ -61,6 +64,10 @@ class Group:
     names: tuple[str, ...]
     by_shape: float = 0.0  # weight of a row: the number of rows of its shape to the minus this
     regimes: tuple[str, ...] = ("xclbin", "xclbin?", "elf", "elf-insitu")
+    prior: Mapping[str, float] = field(default_factory=dict)  # start, where not the device's value
+    hold: float = 2e-4  # how strongly a constant keeps to where it starts
+    scored: str = ""  # only rows whose id starts so count for its errors
+    by: str = "shape"  # what is left out
 
 
 GROUPS = {
@@ -103,6 +110,7 @@ GROUPS = {
             "functions.rope_row.elements_per_us",
             "functions.rms_norm_row.call_us",
             "functions.rms_norm_row.elements_per_us",
+            "functions.rms_norm_row.conflict",
             "functions.gelu_tile.elements_per_us",
             "functions.layer_norm_row.elements_per_us",
         ),
@@ -113,11 +121,18 @@ GROUPS = {
         (
             "functions.fa_begin.launch_us",
             "functions.fa_begin.elements_per_us",
-            "functions.fa_finish.causal.call_us",
-            "functions.fa_softmax.call_us",
+            "functions.fa_finish.causal.elements_per_us",
             "functions.fa_scores.call_us",
             "functions.fa_accumulate.outputs_per_us",
         ),
+        prior={
+            "functions.fa_begin.launch_us": 600.0,
+            "functions.fa_begin.elements_per_us": 140.0,
+            "functions.fa_finish.causal.elements_per_us": 280.0,
+            "functions.fa_scores.call_us": 8.0,  # 4096 exponentials at the rate of SiLU
+            "functions.fa_accumulate.outputs_per_us": 2500.0,
+        },
+        hold=5e-3,
     ),
     "dispatch": Group(
         ("dispatch", "gemm", "gelu", "layernorm", "bias_add"),
@@ -127,8 +142,9 @@ GROUPS = {
             "functions.fa_begin.elf",
         ),
         regimes=("dispatch", "elf-insitu"),
+        scored="dispatch",
     ),
-    "model": Group(("model",), ("timing.host_dispatch_us", "timing.host_gbps")),
+    "model": Group(("model",), ("timing.host_dispatch_us", "timing.host_gbps"), by="model"),
 }
 
 
@@ -196,7 +212,8 @@ def fit(device: Device, rows: Sequence[Row], group: Group, rounds: int = 80) -> 
     shapes = Counter(row.shape for row in rows)
     share = np.array([shapes[row.shape] ** -group.by_shape for row in rows])
     names = group.names
-    start = np.log([max(get(device, name), 1e-6) for name in names])
+    known = {name: group.prior.get(name, get(device, name)) for name in names}
+    start = np.log([max(known[name], 1e-6) for name in names])
 
     def at(p: np.ndarray) -> Device:
         return put(device, dict(zip(names, map(float, np.exp(p)), strict=True)))
@@ -206,7 +223,9 @@ def fit(device: Device, rows: Sequence[Row], group: Group, rounds: int = 80) -> 
         return np.log([row.predict(now) for row in rows]) - target
 
     def cost(r: np.ndarray, p: np.ndarray) -> float:
-        drift = 2e-4 * float(np.sum((p - start) ** 2))  # keeps what no row determines in place
+        drift = group.hold * float(
+            np.sum((p - start) ** 2)
+        )  # keeps what no row determines in place
         return float(np.sum(share * (np.sqrt(r * r + SCALE**2) - SCALE))) + drift
 
     p, damping = start.copy(), 1e-2
@@ -215,8 +234,8 @@ def fit(device: Device, rows: Sequence[Row], group: Group, rounds: int = 80) -> 
     for _ in range(rounds):
         slope = np.stack([(residual(p + 1e-4 * e) - r) / 1e-4 for e in np.eye(len(p))], axis=1)
         weight = share / np.sqrt(r * r + SCALE**2)
-        normal = slope.T @ (slope * weight[:, None]) + 4e-4 * np.eye(len(p))
-        gradient = slope.T @ (weight * r) + 4e-4 * (p - start)
+        normal = slope.T @ (slope * weight[:, None]) + 2 * group.hold * np.eye(len(p))
+        gradient = slope.T @ (weight * r) + 2 * group.hold * (p - start)
         gain = 0.0
         while damping < 1e6:
             scaled = normal + damping * np.diag(np.diag(normal))
@@ -271,42 +290,76 @@ def write(device: Device, names: Sequence[str]) -> None:
     path.write_text(text)
 
 
+def rows_for(group: Group, published: Published) -> list[Any]:
+    """The rows that a group is fitted to."""
+    if "model" in group.ops:
+        models = [record for record in published.records if record["op"] == "model"]
+        return [row for record in models for row in published.model_rows(record)]
+    return [row for row in rows_of(group.ops, published) if row.regime in group.regimes]
+
+
+def scored(group: Group, found: Sequence[tuple[float, Any]]) -> list[tuple[float, Any]]:
+    return [(e, row) for e, row in found if row.id.startswith(group.scored)]
+
+
+def report(lines: Mapping[str, tuple[Group, str, str]]) -> None:
+    """Write the errors as a table into the manual."""
+    names = {"dispatch": "fused dispatches", "model": "whole models: first token, time per token"}
+    table = [
+        "| group | rows | constants | fitted | left out |",
+        "|---|---|---|---|---|",
+    ]
+    for name, (group, inside, outside) in lines.items():
+        count = inside.rpartition("n=")[2]
+        cells = (part.partition("%")[0].strip() for part in (inside, outside))
+        out = " | ".join(" ".join(cell.split()) for cell in cells)
+        label = names.get(name, name.replace("_", " "))
+        table.append(f"| {label} | {count} | {len(group.names)} | {out} (one {group.by}) |")
+    text = PAGE.read_text()
+    head, rest = text.split(MARKS[0])
+    tail = rest.split(MARKS[1])[1]
+    PAGE.write_text(head + MARKS[0] + "\n" + "\n".join(table) + "\n" + MARKS[1] + tail)
+
+
+def worst(found: Sequence[tuple[float, Any]], count: int) -> None:
+    for e, row in sorted(found, key=lambda t: -abs(t[0]))[:count]:
+        print(f"      {row.id:60s} {row.us:10.1f} {e * 100:+6.1f} %")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--write", action="store_true")
+    for flag in ("--fit", "--write", "--loso", "--report"):
+        parser.add_argument(flag, action="store_true")
     parser.add_argument("--also", type=Path, help="more measurements, as bringup writes them")
-    parser.add_argument("--loso", action="store_true")
     parser.add_argument("--group", choices=sorted(GROUPS), action="append")
     parser.add_argument("--worst", type=int, default=0, help="print that many rows")
     args = parser.parse_args()
     device = devices.load("npu2")
     more = measured.load(args.also) if args.also else []
     published = Published([*measured.load(), *more], device)
+    lines: dict[str, tuple[Group, str, str]] = {}
     for name, group in GROUPS.items():
         if args.group and name not in args.group:
             continue
-        rows: Sequence[Any] = [
-            one
-            for record in published.records
-            if record["op"] == "model"
-            for one in published.model_rows(record)
-        ]
-        if name != "model":
-            rows = [row for row in rows_of(group.ops, published) if row.regime in group.regimes]
-        if args.fit or args.write or args.loso:
+        rows: Sequence[Any] = rows_for(group, published)
+        if args.fit or args.write or args.loso or args.report:
             device = fit(device, rows, group)
             for constant in group.names:
                 print(f"    {constant} = {get(device, constant):.6g}")
         if args.write:
             write(device, group.names)
-        found = errors(device, rows)
-        print(f"{name:16s} in-sample   {summary(found)}")
-        for e, row in sorted(zip(found, rows, strict=True), key=lambda t: -abs(t[0]))[: args.worst]:
-            print(f"      {row.id:60s} {row.us:10.1f} {e * 100:+6.1f} %")
-        if args.loso:
-            out = left_out(device, rows, group)
-            print(f"{name:16s} shape out   {summary([e for e, _ in out])}")
+        found = scored(group, list(zip(errors(device, rows), rows, strict=True)))
+        inside = summary([e for e, _ in found])
+        print(f"{name:16s} in-sample   {inside}")
+        worst(found, args.worst)
+        if args.loso or args.report:
+            out = scored(group, left_out(device, rows, group))
+            outside = summary([e for e, _ in out])
+            print(f"{name:16s} {group.by} out   {outside}")
+            worst(out, args.worst)
+            lines[name] = (group, inside, outside)
+    if args.report:
+        report(lines)
 
 
 if __name__ == "__main__":

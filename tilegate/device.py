@@ -35,6 +35,8 @@ class FunctionCost:
     in a launch that uses the function. `elf` scales a launch that uses it inside an ELF.
     Where the outermost loop runs only once, nothing is fetched ahead for its next round: each outer
     iteration then costs `alone_us` and `alone_fill` times the shorter of compute and refill more.
+    A buffer of a whole number of 4 KiB shares a memory bank with the operands: `conflict` scales
+    the calls that update one.
     `name.macro` is the function compiled with a macro on; it takes over what it does not state.
     """
 
@@ -46,6 +48,7 @@ class FunctionCost:
     elf: float = 1.0
     alone_us: float = 0.0
     alone_fill: float = 0.0
+    conflict: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tilegate.plan import Access, Call, Copy, Launch, Loop, Step, TilePlan, walk
 
 Regime = Literal["xclbin", "elf"]
 NO_COST = FunctionCost()
+BANK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,8 @@ def _calls_us(calls: Calls, device: Device) -> float:
         (calls.outputs, cost.outputs_per_us),
     ):
         us += amount / rate if rate else 0.0
-    return us * calls.count
+    shared = calls.outputs * 2 % BANK_BYTES == 0
+    return us * calls.count * (cost.conflict if shared else 1.0)
 
 
 def _function(key: str, device: Device) -> FunctionCost:
