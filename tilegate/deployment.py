@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import kernels, model, planner, timing
+from tilegate import kernels, model, planner, timing, whole
 from tilegate.config import plain
 from tilegate.device import Device
 from tilegate.digests import digest
@@ -78,6 +78,10 @@ def resolve(config: Config, cache: Path) -> Deployment:
             )
     tiles.save()
     dispatches = tuple(d for phase in phases for d in _fuse(config, phase, planned))
+    for dispatch in dispatches:
+        verdict = whole.judge(dispatch)
+        if verdict.verdict == "illegal":
+            raise UserError("; ".join(f"{v.rule} {v.hint}" for v in verdict.violations))
     return Deployment(config, phases, planned, dispatches)
 
 

@@ -162,14 +162,14 @@ def broken_rules(
     """Violations of the contract's requirements, then of the rules over the plan."""
     contract = kernels.contract(op)
     failed = [r for r in contract.requirements(shape, tile) if not r.ok]
-    yield from map(_violation, failed)
+    yield from map(violation, failed)
     try:
         plan = contract.plan(shape, tile)
     except (ArithmeticError, ValueError, KeyError, IndexError):
         if not failed:
             raise
         return
-    yield from map(_violation, judge_plan(plan, device))
+    yield from map(violation, judge_plan(plan, device))
 
 
 def judge_plan(plan: TilePlan, device: Device) -> list[Requirement]:
@@ -207,7 +207,8 @@ def _check_values(op: str, fields: Mapping[str, Any], methods: tuple[str, ...]) 
                 raise UserError(f"{op}: {name}={value} must be positive")
 
 
-def _violation(r: Requirement) -> Violation:
+def violation(r: Requirement) -> Violation:
+    """A requirement that does not hold, for people."""
     return Violation(r.rule, r.used, r.available, r.unit, r.hint)
 
 

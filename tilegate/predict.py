@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tilegate import measured, page, timing
+from tilegate import measured, page, timing, whole
 from tilegate.config import Config
 from tilegate.deployment import Deployment, host_us, resolve
 from tilegate.device import Device
@@ -57,6 +57,11 @@ def predict(config: Config) -> dict[str, Any]:
         "decode_tok_s": 1e6 / token,
         "published": _published(config.model.name, tokens),
         "peaks": {"macs_per_us": _peak(device), "dram_gbps": device.dram_gbps},
+        "unknown": [
+            f"{v.rule} {v.used}/{v.available} {v.unit}: {v.hint}"
+            for dispatch in deployment.dispatches
+            for v in whole.judge(dispatch).violations
+        ],
         "phases": [prefill, decode, head],
     }
 
@@ -158,6 +163,8 @@ def show(report: dict[str, Any]) -> None:
         us = {key: phase[key] / 1e3 for key in ("us", "npu_us", "host_us")}
         console.print(f"{us['us']:.2f} ms = NPU {us['npu_us']:.2f} + host {us['host_us']:.2f}\n")
     console.print(_verdict(report))
+    for note in report["unknown"]:
+        console.print(f"unknown, must be measured: {note}", soft_wrap=True)
 
 
 def _cells(entry: dict[str, Any], bound: str, busy: float | None) -> tuple[str, ...]:
