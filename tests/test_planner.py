@@ -11,6 +11,7 @@ from tilegate import device, kernels, legality, measured, planner, timing
 from tilegate.errors import UserError
 
 NPU2 = device.load("npu2")
+REPEATS = 1.05
 LLAMA = {"M": 2048, "K": 2048, "N": 8192}
 
 
@@ -29,7 +30,7 @@ def published() -> list[dict[str, Any]]:
         key = (row["op"], row["M"], row["K"], row.get("N"))
         if key not in best or row["latency_us"] < best[key]["latency_us"]:
             best[key] = row
-    return [r for r in best.values() if r["config"].get("herd_n", 4) == 4]
+    return list(best.values())
 
 
 @pytest.mark.parametrize("row", published(), ids=lambda r: r["id"])
@@ -40,6 +41,22 @@ def test_no_worse_than_the_published_tile(row: dict[str, Any]) -> None:
     chosen = planner.choose(op, shape, "auto", NPU2)
     assert legality.judge(op, shape, chosen, NPU2).verdict == "legal"
     assert predicted(op, shape, chosen) <= predicted(op, shape, tile) * planner.TIE
+
+
+# Below 100 us most of the time is the floor of a dispatch, the same for all tiles.
+RANKED = [row for row in published() if row["latency_us"] > 100][::3]
+
+
+@pytest.mark.parametrize("row", RANKED, ids=lambda r: r["id"])
+def test_the_published_tile_ranks_among_the_first_tenth(row: dict[str, Any]) -> None:
+    """Tiles that are less than 5 % faster count as equal: so much do repeats differ."""
+    named = measured.translate(row)
+    assert named is not None
+    op, shape, tile = named
+    ranked = planner.rank(op, shape, {}, NPU2, stitched=False, shy=planner.LAST)
+    assert tile in [candidate for _, _, candidate in ranked]
+    faster = sum(us < predicted(op, shape, tile) / REPEATS for us, _, _ in ranked)
+    assert faster <= len(ranked) / 10
 
 
 def test_the_published_tile_of_a_large_gemm() -> None:

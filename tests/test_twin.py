@@ -28,7 +28,7 @@ def test_every_row_of_a_kernel_is_predicted(report: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("op", "median", "most"),
-    [("dispatch", 0.05, 0.16), ("model.ttft", 0.05, 0.11), ("model.token", 0.08, 0.14)],
+    [("dispatch", 0.05, 0.165), ("model.ttft", 0.05, 0.11), ("model.token", 0.08, 0.14)],
 )
 def test_dispatches_and_models(report: dict[str, Any], op: str, median: float, most: float) -> None:
     group = report["groups"][op]

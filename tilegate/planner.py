@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from tilegate.errors import UserError
 # keeps the running sum in bf16, which costs accuracy with K: only where nothing else is legal.
 SHY = {"method": {"direct", "external"}}
 LAST = {"method": {"external"}}
+MOST_OF_THE_ARRAY = (
+    12  # cores of a GEMM: smaller herds are searched only where none so large is legal
+)
 TIE = 1.005  # predictions this close are equal: the one with fewer core calls has fewer descriptors
 
 
@@ -37,8 +41,9 @@ def choose(
     wanted = {n: _plain(v) for n, v in given.items() if v is not None and v != "auto"}
     if set(wanted) >= set(contract.TILE_FIELDS):
         return _fixed(op, shape, wanted, device, stitched)
-    ranked = rank(op, shape, wanted, device, stitched)
-    ranked = ranked or rank(op, shape, wanted, device, stitched, LAST)
+    ranked: list[tuple[float, int, dict[str, Any]]] = []
+    for shy, cores in ((SHY, MOST_OF_THE_ARRAY), (SHY, 0), (LAST, MOST_OF_THE_ARRAY), (LAST, 0)):
+        ranked = ranked or rank(op, shape, wanted, device, stitched, shy, cores)
     if not ranked:
         raise UserError(_nothing(op, shape, wanted, device, stitched))
     least = min(us for us, _, _ in ranked)
@@ -53,10 +58,13 @@ def rank(
     device: Device,
     stitched: bool,
     shy: Mapping[str, set[str]] = SHY,
+    cores: int = 0,
 ) -> list[tuple[float, int, dict[str, Any]]]:
     """(predicted us, core calls, tile) of every surely legal candidate, in the contract's order."""
     found = []
     for tile in candidates(op, shape, wanted, shy):
+        if "method" in tile and "herd" not in wanted and math.prod(tile["herd"]) < cores:
+            continue
         plan = legality.sure(op, shape, tile, device, stitched)
         if plan is not None:
             works = [timing.measure(launch) for launch in plan.launches]

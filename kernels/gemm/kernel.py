@@ -39,7 +39,7 @@ METHODS = ("fused-cast", "drain", "direct", "external")
 TIER = "gemm"
 STACK_BYTES = 1024
 CAST_TILE = 2048
-HERDS = ((8, 4), (6, 4), (4, 4), (4, 3), (4, 1))  # those that were measured
+HERDS = ((8, 4), (6, 4), (4, 4), (4, 3), (4, 2), (2, 4), (2, 2), (4, 1))
 
 
 def tier(tile: Mapping[str, Any]) -> str:
