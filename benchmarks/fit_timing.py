@@ -151,7 +151,7 @@ GROUPS = {
 def rows_of(ops: Sequence[str], published: Published) -> list[Row]:
     """The rows of some ops that are fit to compare with."""
     found = []
-    for raw in measured.load():
+    for raw in published.records:
         wanted = raw["op"] in ops and raw["timing"] and raw.get("latency_us")
         if not wanted or raw["role"] in measured.NOT_FITTED:
             continue
