@@ -25,10 +25,7 @@ from tilegate.device import Device, FunctionCost
 from tilegate.published import LAYER, ModelRow, Published
 from tilegate.settings import Lengths, Model
 
-NAMES = (
-    *("llama-3.2-1b", "llama-3.2-3b", "smollm2-1.7b", "qwen2.5-0.5b", "qwen2.5-1.5b"),
-    *("qwen2.5-3b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"),
-)
+NAMES = tuple(Path(__file__).with_suffix(".txt").read_text().split())
 TOKENS = 2048
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "better.md"
 MARKS = ("<!-- nine models -->", "<!-- end -->")
