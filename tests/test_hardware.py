@@ -6,11 +6,13 @@ import dataclasses
 import json
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from emission_cases import CASES, alone, fused
+from emission_cases import CASES, TINY, alone, fused
 
-from tilegate import compile, corecode, device, hardware
+from tilegate import compile, corecode, device, emission, graph, hardware
+from tilegate.config import load
 from tilegate.emission import description
 from tilegate.emit import emit
 from tilegate.errors import BrokenTool, UserError
@@ -156,3 +158,44 @@ def test_dispatches_that_call_a_function_differently_have_objects_of_their_own()
     made = description(alone("gemv"), emit(alone("gemv")), NPU2)["objects"][0]
     other = {**made, "entries": []}
     assert object_node(made, NPU2).name != object_node(other, NPU2).name
+
+
+def test_a_deployment_for_the_npu_builds_its_binaries_before_anything_else(tmp_path: Path) -> None:
+    """So that a missing toolchain is said before minutes of gates; and `deploy` needs them all."""
+    config = load((*TINY, "device=npu2", "weights=synthetic"))
+    found = graph.nodes(config, Store(tmp_path / "cache", tmp_path / "state"))
+    assert found[0].kind == "object"
+    binaries = [node.name for node in found if node.kind == "binary"]
+    assert sorted(binaries) == sorted(f"elf:{name}" for name in fused())
+    assert set(binaries) <= {need.name for need in found[-1].needs}
+    emulated = graph.nodes(load(TINY), Store(tmp_path / "cache", tmp_path / "state"))
+    assert not [node for node in emulated if node.kind in ("object", "binary")]
+
+
+def test_binaries_are_laid_beside_what_was_gated_and_said_to_be_unproven(
+    toolchain: Toolchain, tmp_path: Path
+) -> None:
+    toolchain.install()
+    store = Store(tmp_path / "cache", tmp_path / "state")
+    made = make(store, binary_node(alone("gemv"), NPU2))
+    place = tmp_path / "bundle" / "dispatches" / "decode.x"
+    place.mkdir(parents=True)
+    build = SimpleNamespace(needs={"elf:decode.x": made, "gate:block": made})
+    text = graph.skill("phase-6-runner")._add_binaries(build, tmp_path / "bundle")  # type: ignore[attr-defined]
+    assert (place / "dispatch.elf").read_bytes() == b"\x7fELFprogram"
+    assert "gated on the emulated device only" in text
+    build = SimpleNamespace(needs={"gate:block": made})
+    assert graph.skill("phase-6-runner")._add_binaries(build, tmp_path) == ""  # type: ignore[attr-defined]
+
+
+def test_emit_needs_no_toolchain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(emission, "PLACE", tmp_path)
+    emission.main(load((*TINY, "device=npu2", "device.dram_gbps=60")))
+    for name in fused():
+        folder = tmp_path / "smollm2-135m" / "npu2" / name
+        assert (folder / "module.mlir").read_text().startswith('"builtin.module"() ({')
+        document = json.loads((folder / "emission.json").read_text())
+        assert document["kernel"] == f"main:{name}" and document["target"] == "npu2"
+    assert "no chip has run it" in capsys.readouterr().out
