@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,32 @@ def _check_transfer(op: Op, symbols: dict[str, Op]) -> None:
     assert len({len(one) for one in lists}) == 1 and lists[0]
     assert [one.count(DYNAMIC) for one in lists] == counts[3:6]
     assert len(symbols[op.text("chan_name")].integers("size")) == counts[1]
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_no_core_and_no_shim_gets_more_streams_than_it_has_channels(case: str) -> None:
+    """Counted in the text: two each way in a core, two each way in each column's shim."""
+    module = Parser(text_of(case)).module()
+    channels = {op.text("sym_name"): op for op in module.walk() if op.name == "air.channel"}
+    for launch in (op for op in module.walk() if op.name == "air.launch"):
+        segment = next(op for op in launch.walk() if op.name == "air.segment")
+        herd = next(op for op in segment.walk() if op.name == "air.herd")
+        inside, core = set(map(id, segment.walk())), _streams(herd.walk(), channels)
+        shim = _streams((op for op in launch.walk() if id(op) not in inside), channels)
+        for way in ("put", "get"):
+            assert len(core[way]) <= 2, core
+            used = sum(np.prod(channels[name].integers("size")) for name in shim[way])
+            assert used <= 2 * 8, shim
+
+
+def _streams(ops: Iterable[Op], channels: dict[str, Op]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {"put": set(), "get": set()}
+    for op in ops:
+        if op.name.startswith("air.channel."):
+            name = op.text("chan_name")
+            if channels[name].text("channel_type") != "npu_cascade":
+                found[op.name.rpartition(".")[2]].add(name)
+    return found
 
 
 MUTATIONS = {
