@@ -13,8 +13,11 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import multiprocessing
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from tilegate.errors import UserError
 from tilegate.published import Published
 
 SEED = 0
+PER_PROCESS = 12  # plans that one process emulates
 
 
 def compare(
@@ -32,18 +36,22 @@ def compare(
 ) -> dict[str, Any]:
     """`rows` and `groups`; see the module."""
     published = Published([*measured.load(), *records], device)
-    rows: list[dict[str, Any]] = []
-    for record in records:
-        if fnmatch.fnmatchcase(record["id"], pattern):
-            rows += _rows(record, published, device, numerics)
+    chosen = [record for record in records if fnmatch.fnmatchcase(record["id"], pattern)]
+    accurate = [r for r in chosen if r.get("mean_rel_l1") is not None] if numerics else []
+    emulated = dict(zip((r["id"] for r in accurate), emulate_all(accurate), strict=True))
+    rows = [
+        row
+        for record in chosen
+        for row in _rows(record, published, device, emulated.get(record["id"]))
+    ]
     return {"rows": rows, "groups": _groups(rows)}
 
 
 def _rows(
-    record: Mapping[str, Any], published: Published, device: Device, numerics: bool
+    record: Mapping[str, Any], published: Published, device: Device, emulated: float | None
 ) -> Iterator[dict[str, Any]]:
     accuracy = record.get("mean_rel_l1")
-    blank = {"measured_mean_rel_l1": accuracy, "emulated_mean_rel_l1": None}
+    blank = {"measured_mean_rel_l1": accuracy, "emulated_mean_rel_l1": emulated}
     if record["op"] == "model":
         for whole in published.model_rows(record):
             kind = whole.id.rpartition(".")[2]
@@ -54,8 +62,6 @@ def _rows(
     row = {"id": record["id"], "op": record["op"], "measured_us": us}
     row |= {"predicted_us": _predict(record, published, device), **blank}
     row["fitted"] = record.get("role") not in measured.NOT_FITTED
-    if numerics and accuracy is not None:
-        row["emulated_mean_rel_l1"] = emulate(record)
     yield row
 
 
@@ -70,6 +76,25 @@ def _predict(record: Mapping[str, Any], published: Published, device: Device) ->
         return time.us if record.get("latency_kind") == "npu_run" else time.host_us
     plan = measured.plan(record)
     return None if plan is None else measured.predict(record, plan, device)
+
+
+def emulate_all(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
+    """`emulate` of each; rows of one plan once, many of them in processes that are replaced.
+
+    A process can hold only so many libraries with thread-local data, and each plan is one.
+    """
+    keys = [repr(measured.translate(record)) for record in records]
+    distinct = dict(zip(keys, records, strict=True))
+    if len(distinct) <= PER_PROCESS:
+        values = [emulate(record) for record in distinct.values()]
+    else:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(
+            os.cpu_count(), mp_context=spawn, max_tasks_per_child=PER_PROCESS
+        ) as pool:
+            values = list(pool.map(emulate, distinct.values()))
+    found = dict(zip(distinct, values, strict=True))
+    return [found[key] for key in keys]
 
 
 def emulate(record: Mapping[str, Any]) -> float | None:
