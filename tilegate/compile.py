@@ -185,6 +185,7 @@ def execute(command: Sequence[str], what: str) -> None:
 _INCLUDE = re.compile(r'^\s*#\s*include\s+[<"]([^>"]+)[>"]', re.MULTILINE)
 
 
+@functools.cache
 def sources(source: Path) -> tuple[Path, ...]:
     """The source and every header of ours that it includes, directly or not."""
     found: dict[Path, None] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -137,12 +137,19 @@ def load(raw: Mapping[str, Any]) -> Policy:
     )
 
 
-def committed() -> Policy:
-    """The policy of conf/gate/default.yaml, which others are held against."""
+def committed(remember: Callable[[str, Path, Callable[[], Any]], Any] | None = None) -> Policy:
+    """The policy of conf/gate/default.yaml, which others are held against.
+
+    `remember` keeps what follows from a file's content (see `tilegate.digests`): YAML is slow.
+    """
+    path = ROOT / "conf" / "gate" / "default.yaml"
+    return load(remember("policy", path, lambda: _yaml(path)) if remember else _yaml(path))
+
+
+def _yaml(path: Path) -> Any:
     import yaml
 
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return load(yaml.load((ROOT / "conf" / "gate" / "default.yaml").read_text(), loader))
+    return yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 def _mapping(where: str, raw: Any) -> Mapping[str, Any]:

@@ -111,6 +111,7 @@ def _installed() -> dict[str, str]:
     return found
 
 
+@functools.cache
 def _house(module: str, member: str) -> list[tuple[Path, str]]:
     """The file and name that an import of ours stands for; nothing for one of others."""
     if module.split(".")[0] not in ROOMS:

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = 2
 MANIFEST = "manifest.json"
 KEY_DIGITS = 32
+USE_S = 600  # an artifact in use is noted again after this time
 
 
 def default_cache() -> Path:
@@ -137,6 +138,7 @@ class Store:
         key = self.key(node)
         found = self._read(node.kind, key) if key else None
         if found:
+            _use(found, USE_S)
             self._found[node] = found
         return found
 
@@ -164,6 +166,7 @@ class Store:
                 artifact = self._read(node.kind, key)
                 if artifact is None:
                     artifact = self._build(node, key, needs, report)
+        _use(artifact, 0)
         self._found[node] = artifact
         if node.install and not (node.installed and node.installed(artifact)):
             node.install(artifact)
@@ -307,6 +310,14 @@ class Store:
                 locked(self._lock_path(temp.parent.name, key), wait=False),
             ):
                 shutil.rmtree(temp, ignore_errors=True)
+
+
+def _use(artifact: Artifact, after: float) -> None:
+    """Note when an artifact was used, for those who tidy up: its manifest's time stamp."""
+    with contextlib.suppress(OSError):  # a cache that others own
+        manifest = artifact.path / MANIFEST
+        if time.time() - manifest.stat().st_mtime >= after:
+            os.utime(manifest)
 
 
 @functools.cache

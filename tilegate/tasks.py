@@ -40,6 +40,7 @@ COMMANDS = {
     "doctor": ("tilegate.doctor:main", "What is installed, what is missing, and the fix"),
     "emit": ("tilegate.emission:main", "The MLIR-AIR text of every dispatch; needs no toolchain"),
     "bringup": ("tilegate.bringup:main", "First contact with a real NPU, stage by stage"),
+    "gc": ("tilegate.gc:main", "What the cache could do without; cache.remove=true removes it"),
     "predict": ("tilegate.predict:main", "Predicted time of every launch and dispatch; no build"),
     "evaluate": ("tilegate.evaluate:main", "An untrusting look at what is promoted"),
     "onboard": ("tilegate.onboard:main", "A model file from a Hugging Face config (hf=ORG/NAME)"),

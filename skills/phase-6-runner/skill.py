@@ -51,7 +51,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
             "config": bundle.portable(plain(config)),
             "fault": config.fault,
             "tools": bundle.tools(),
-            "policy_changes": policy.load(config.gate).changed_from(policy.committed()),
+            "policy_changes": _policy_changes(graph),
         },
         needs=(*before, check),
         by_key=True,
@@ -59,6 +59,12 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         install=functools.partial(_promote, config.model.name),
         installed=functools.partial(_promoted, config.model.name),
     )
+
+
+def _policy_changes(graph: Graph) -> list[str]:
+    """How the gate policy differs from the committed one."""
+    committed = policy.committed(graph.store.digests.derived)
+    return policy.load(graph.config.gate).changed_from(committed)
 
 
 def _gate(raw: Mapping[str, Any], build: Build) -> None:
