@@ -1,7 +1,7 @@
 """Nothing to do: how long a `doit deploy` takes beside Snakemake and DVC on equal graphs.
 
-    python -m venv /tmp/peers && /tmp/peers/bin/pip install -r benchmarks/requirements-peers.txt
-    python benchmarks/noop.py --peers /tmp/peers [--runs 5] [overrides]
+    python -m venv PEERS && PEERS/bin/pip install -r benchmarks/requirements-peers.txt
+    python benchmarks/noop.py --peers PEERS [--runs 5] [overrides]
 
 The graph of the deployment (same tasks, same dependencies, one output file each) is written as a
 Snakefile and as a dvc.yaml in a temporary folder and built once with `touch`-like rules. Then each
