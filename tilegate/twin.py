@@ -17,7 +17,6 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +88,8 @@ def emulate_all(records: Sequence[Mapping[str, Any]]) -> list[float | None]:
         values = [emulate(record) for record in distinct.values()]
     else:
         spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(
-            os.cpu_count(), mp_context=spawn, max_tasks_per_child=PER_PROCESS
-        ) as pool:
-            values = list(pool.map(emulate, distinct.values()))
+        with spawn.Pool(os.cpu_count(), maxtasksperchild=PER_PROCESS) as pool:
+            values = pool.map(emulate, distinct.values(), chunksize=1)
     found = dict(zip(distinct, values, strict=True))
     return [found[key] for key in keys]
 
