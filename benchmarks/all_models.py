@@ -117,19 +117,22 @@ def _write() -> None:
         "|---|---|--:|" + "--:|" * (len(PHASES) + 3),
     ]
     gates = ["| model | gates held | logits | cosine | tokens | KL |", "|---|--:|--:|--:|--:|--:|"]
+    notes = [f"{name}: {m['note']}" for name, m in sorted(kept.items()) if "note" in m]
     for name, m in sorted(kept.items(), key=lambda item: item[1]["wall_s"]):
         spent = " | ".join(f"{m['phases_s'][phase]:.0f}" for phase in PHASES)
         load = "–".join(f"{value:.0f}" for value in m["load"])
         rows.append(
             f"| {name} | {m['weights']} | {m['wall_s']:.0f} | {spent} "
-            f"| {m['memory_gib']:.1f} | {m['disk_gib']:.1f} | {load} |"
+            f"| {m['memory_gib']:.1f} | {m['disk_gib'] or '-'} | {load} |"
         )
         tokens = ", ".join(map(str, m["tokens"]))
         gates.append(
             f"| {name} | {m['gates']} | {m['logits']:.1e} | {m['cosine']:.4f} | {tokens} "
             f"| {m['kl']:.1e} |"
         )
-    TABLE.write_text(HEAD + "\n".join(rows) + "\n\n" + "\n".join(gates) + "\n" + NOTES)
+    TABLE.write_text(
+        HEAD + "\n".join(rows) + "\n\n" + "\n".join([*gates, "", *notes]) + "\n" + NOTES
+    )
 
 
 if __name__ == "__main__":
