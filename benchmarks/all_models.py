@@ -47,7 +47,7 @@ leaves in cache and bundle, each file once: the bundle's weights are links into 
 Gates: `logits` is the worst difference of the oracle's logits from transformers in FP32; `cosine`
 the lowest of any position of any gated block; `tokens` how many greedy tokens of the device agree
 with the oracle's before the first divergence (of 32 per prompt), `KL` the largest divergence of
-their logits. What the timing model predicts for a real NPU2: `doit predict model=NAME`.
+their logits. What the timing model predicts for a real NPU2: `doit predict`.
 """
 
 
