@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tilegate import schema
+from tilegate import faults, schema
 from tilegate.device import Device
 from tilegate.digests import digest
 from tilegate.errors import UserError, nearest
@@ -164,6 +164,7 @@ def _check(config: Config) -> None:
         raise UserError(
             f"model.name: {m.name!r} names a folder; use letters, digits, '.', '_', '-'"
         )
+    faults.check(config.fault, m)
     if m.heads % m.kv_heads:
         raise UserError(
             f"model.heads: {m.heads} is not a multiple of model.kv_heads={m.kv_heads}; "

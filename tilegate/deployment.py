@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import kernels, model, planner, timing, whole
+from tilegate import faults, kernels, model, planner, timing, whole
 from tilegate.config import plain
 from tilegate.device import Device
 from tilegate.digests import digest
@@ -33,16 +34,24 @@ class Planned:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A resolved configuration and all that follows from it before anything is built."""
+    """A resolved configuration and all that follows from it before anything is built.
+
+    `asked` is the configuration as given; `config` differs from it only under a fault.
+    """
 
     config: Config
     phases: tuple[Phase, ...]
     planned: Mapping[tuple[str, str], Planned]
     dispatches: tuple[Dispatch, ...]
+    asked: Config
 
     def of_phase(self, phase: str) -> tuple[Dispatch, ...]:
         """Dispatches of `prefill`, `decode` or `lm_head`, in the order in which they run."""
         return tuple(d for d in self.dispatches if d.phase == phase)
+
+    def true_phases(self) -> tuple[Phase, ...]:
+        """What should have been built: the phases without any fault."""
+        return phases_of(self.asked)
 
     def kernels(self) -> dict[TilePlan, list[Planned]]:
         """The distinct kernel plans, each with the ops that use it."""
@@ -55,15 +64,13 @@ class Deployment:
 def resolve(config: Config, cache: Path) -> Deployment:
     """Choose tiles, write plans and fuse them. `cache` remembers the planner's choices.
 
+    Under a fault the deployment's configuration, phases and plans are the faulty ones.
+
     Raises UserError for a tile that is illegal or that nothing legal completes.
     """
-    phases = tuple(
-        [
-            *(model.prefill(config.model, bucket) for bucket in config.sequence.buckets),
-            model.decode(config.model, config.sequence.context),
-            model.lm_head(config.model),
-        ]
-    )
+    fault, asked = config.fault, config
+    config = dataclasses.replace(config, model=faults.model(fault, config.model))
+    phases = tuple(faults.phase(fault, phase) for phase in phases_of(config))
     tiles = Tiles(config.device, cache)
     planned: dict[tuple[str, str], Planned] = {}
     for phase in phases:
@@ -73,16 +80,24 @@ def resolve(config: Config, cache: Path) -> Deployment:
         for op in phase.ops:
             where = f"tile.{'prefill' if phase.phase == 'prefill' else 'decode'}.{op.group}"
             tile = tiles.choose(op, groups[op.group], where, op.name in stitched)
-            planned[phase.name, op.name] = Planned(
-                op, phase.name, plan_of(op.kernel, op.shape, freeze(tile))
-            )
+            plan = faults.plan(fault, op, plan_of(op.kernel, op.shape, freeze(tile)))
+            planned[phase.name, op.name] = Planned(op, phase.name, plan)
     tiles.save()
     dispatches = tuple(d for phase in phases for d in _fuse(config, phase, planned))
     for dispatch in dispatches:
         verdict = whole.judge(dispatch)
         if verdict.verdict == "illegal":
             raise UserError("; ".join(f"{v.rule} {v.hint}" for v in verdict.violations))
-    return Deployment(config, phases, planned, dispatches)
+    return Deployment(config, phases, planned, dispatches, asked)
+
+
+def phases_of(config: Config) -> tuple[Phase, ...]:
+    """Prefill of each bucket, decode and LM head, as the model asks for them."""
+    return (
+        *(model.prefill(config.model, bucket) for bucket in config.sequence.buckets),
+        model.decode(config.model, config.sequence.context),
+        model.lm_head(config.model),
+    )
 
 
 @functools.cache

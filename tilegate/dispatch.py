@@ -6,6 +6,7 @@ plan walker into a `dispatch.so` of its own.
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import json
 from collections.abc import Iterator
@@ -184,12 +185,20 @@ def _check_library(library: Path) -> None:
     """A linker's exit status proves little: the result must be an ELF that names our ABI."""
     if library.read_bytes()[:4] != b"\x7fELF":
         raise BrokenTool(f"{library.name} is not an ELF file")
-    abi = load(library).tilegate_abi
+    opened = load(library)
+    abi = opened.tilegate_abi
     abi.restype = ctypes.c_char_p
-    if abi() != ABI.encode():
-        raise BrokenTool(f"{library.name}: unexpected ABI {abi()!r}")
+    found = abi()
+    unload(opened)
+    if found != ABI.encode():
+        raise BrokenTool(f"{library.name}: unexpected ABI {found!r}")
 
 
 def load(library: Path) -> ctypes.CDLL:
     """Open a dispatch for this process. Raises OSError when it does not load."""
     return ctypes.CDLL(str(library))
+
+
+def unload(library: ctypes.CDLL) -> None:
+    """Close a dispatch: each takes a piece of a small thread-local area while it is open."""
+    _ctypes.dlclose(library._handle)

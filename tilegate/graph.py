@@ -6,10 +6,11 @@ A skill is a folder `skills/<name>/` with a `SKILL.md` and a `skill.py` that off
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -24,7 +25,10 @@ SKILLS = ROOT / "skills"
 
 @dataclass
 class Graph:
-    """The deployment and the nodes that skills have contributed so far, by name."""
+    """The deployment and the nodes that skills have contributed so far, by name.
+
+    `config` is what was asked for; under a fault `deployment.config` is what is built.
+    """
 
     config: Config
     deployment: Deployment
@@ -36,6 +40,11 @@ class Graph:
         if name not in self.nodes:
             raise UserError(f"chain: no skill before this one yields {name!r}")
         return self.nodes[name]
+
+    @property
+    def debug(self) -> tuple[str, ...]:
+        """The debug skills that look at the tensors of a failed gate."""
+        return debug_skills(self.config.chain.on_failure.debug)
 
     def of_kind(self, kind: str) -> Iterator[Node]:
         return (node for node in self.nodes.values() if node.kind == kind)
@@ -76,6 +85,20 @@ def nodes(config: Config, store: Store) -> list[Node]:
 
 def skill_names() -> list[str]:
     return sorted(path.parent.name for path in SKILLS.glob("*/skill.py"))
+
+
+def debug_skills(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Debug skills by name or pattern (`debug-*`). Raises UserError when one fits nothing."""
+    known = [name for name in skill_names() if name.startswith("debug-")]
+    found: dict[str, None] = {}
+    for pattern in patterns:
+        fitting = fnmatch.filter(known, pattern)
+        if not fitting:
+            raise UserError(
+                f"chain.on_failure.debug: no skill {pattern!r}; {nearest(pattern, known)}"
+            )
+        found.update(dict.fromkeys(fitting))
+    return tuple(found)
 
 
 @functools.cache

@@ -21,6 +21,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "cosine_head_dim_128",
         "mean_rel_l1",
         "row_rel_l1",
+        "launch",
     ),
     "model": ("steps", "top_k"),
     "oracle": ("max_abs", "steps"),

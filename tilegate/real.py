@@ -8,8 +8,6 @@ from typing import Any
 
 from tilegate.model import Op, Phase, Value
 
-PROMPT = 0
-
 
 class Real:
     """Golden activations of one layer and prompt, and the bf16 weights, as FP32 arrays.
@@ -17,14 +15,17 @@ class Real:
     Raises the oracle's WeightError for a tensor or trace that is not there.
     """
 
-    def __init__(self, model: Mapping[str, Any], golden: Path, weights: Path) -> None:
+    def __init__(
+        self, model: Mapping[str, Any], golden: Path, weights: Path, prompt: int = 0
+    ) -> None:
         from oracle.spec import ModelSpec
         from oracle.tensorfile import read_header
         from oracle.traces import Golden
 
         self.spec = ModelSpec.from_dict(model)
         self.golden = Golden(golden)
-        self.tokens = len(self.golden.prompts[PROMPT]["tokens"])
+        self.prompt = prompt
+        self.tokens = len(self.golden.prompts[prompt]["tokens"])
         file = weights / "weights.safetensors"
         self.header = read_header(file)
         self.weights = file
@@ -35,7 +36,7 @@ class Real:
         Prefill uses the prompt's tokens, decode its last one with the earlier ones in the cache.
         """
         arrays = {
-            operand: self._value(phase.values[name], phase, layer)
+            operand: self.value(phase.values[name], phase, layer)
             for operand, name in op.bind
             if name != op.name
         }
@@ -47,7 +48,8 @@ class Real:
         golden = self._golden(name, layer)
         return golden if phase.bucket else golden[-1:]
 
-    def _value(self, value: Value, phase: Phase, layer: int) -> Any:
+    def value(self, value: Value, phase: Phase, layer: int) -> Any:
+        """What the oracle, the checkpoint or the host puts into a value of the phase."""
         import numpy as np
 
         if value.kind == "static":
@@ -59,7 +61,7 @@ class Real:
             position[0] = self.tokens - 1
             return position
         if value.name == "final_norm":
-            golden = self.golden.get(PROMPT, "final_norm")
+            golden = self.golden.get(self.prompt, "final_norm")
         else:
             golden = self._golden(value.value or value.name, layer)
         if value.kind != "cache" and not phase.bucket:
@@ -70,10 +72,10 @@ class Real:
 
     def _golden(self, name: str, layer: int) -> Any:
         if name == "x" and layer > 0:
-            return self.golden.get(PROMPT, f"layers.{layer - 1}.mlp_residual")
+            return self.golden.get(self.prompt, f"layers.{layer - 1}.mlp_residual")
         if name == "x":
-            return self.golden.get(PROMPT, "embedding")
-        return self.golden.get(PROMPT, f"layers.{layer}.{name}")
+            return self.golden.get(self.prompt, "embedding")
+        return self.golden.get(self.prompt, f"layers.{layer}.{name}")
 
     def _static(self, value: Value, layer: int) -> Any:
         import numpy as np

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilegate.dispatch import dispatch_node, load, solo
+from tilegate.dispatch import dispatch_node, load, solo, unload
 from tilegate.errors import BrokenTool
 from tilegate.plan import TilePlan
 from tilegate.store import Artifact, Store
@@ -46,7 +47,7 @@ def runner(plan: TilePlan, artifact: Artifact, threads: int = 0) -> Callable[...
             if tensor.name in operands:
                 array[...] = np.asarray(operands[tensor.name]).reshape(tensor.shape).astype(dtype)
             elif tensor.dtype != "i32":
-                array[...] = np.nan
+                array.view(np.uint8)[...] = 0xFF  # NaN, and known as never written
             arrays.append(array)
         pointers = (ctypes.c_void_p * len(arrays))(*(a.ctypes.data for a in arrays))
         status = library.tilegate_run(pointers, len(arrays), count)
@@ -58,6 +59,7 @@ def runner(plan: TilePlan, artifact: Artifact, threads: int = 0) -> Callable[...
             if t.role in ("out", "inout")
         }
 
+    weakref.finalize(call, unload, library).atexit = False
     return call
 
 

@@ -170,6 +170,8 @@ def gate_table(name: str, record: Mapping[str, Any]) -> str:
         console.print(f"{name} FAILED", markup=False, highlight=False)
     for reason in record.get("reasons", ()):
         console.print(f"{record.get('subject', name)}: {reason}", markup=False, highlight=False)
+    for line in record.get("findings", ()):
+        console.print(line, markup=False, highlight=False)
     with contextlib.suppress(OSError):
         path = REPORTS / "failed" / f"{_file_name(name)}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

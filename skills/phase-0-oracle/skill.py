@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilegate import gate, policy, records
+from tilegate import faults, gate, policy, records
 from tilegate.config import load, plain
 from tilegate.errors import UserError
 from tilegate.evidence import Generation
@@ -52,7 +52,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         name="oracle",
         kind="oracle",
         doc=f"FP32 forward on the CPU: golden tensors and tokens of {len(prompts)} prompts",
-        inputs={"model": model, "prompts": list(prompts)},
+        inputs={"model": faults.oracle(config.fault, model), "prompts": list(prompts)},
         needs=(weights,),
         build=_oracle,
     )
@@ -60,7 +60,11 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         name="gate:oracle",
         kind="gate",
         doc="the oracle against transformers in FP32: logits and greedy tokens",
-        inputs={"model": model, "policy": rules.sections["oracle"]},
+        inputs={
+            "model": model,
+            "oracle": faults.oracle(config.fault, model),
+            "policy": rules.sections["oracle"],
+        },
         needs=(weights, oracle),
         build=functools.partial(_check, config.gate),
     )
@@ -162,7 +166,7 @@ def _check(raw: Mapping[str, Any], build: Build) -> None:
     tensors = open_packed(build.need("weights").path).tensors
     texts = [[*entry["tokens"], *entry["greedy"][:-1]] for entry in golden.prompts]
     build.progress("transformers in FP32 on the same weights")
-    ours = forward(spec, tensors, texts, all_logits=True).logits
+    ours = forward(_spec(build.inputs["oracle"]), tensors, texts, all_logits=True).logits
     theirs = run_reference(reference_model(spec, tensors), texts)
     found = []
     for number, entry in enumerate(golden.prompts):

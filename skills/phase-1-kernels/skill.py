@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tilegate import gate, kernels, policy, records, solo
+from tilegate import diagnose, gate, kernels, policy, records, solo
 from tilegate.config import plain
 from tilegate.deployment import Planned
 from tilegate.dispatch import dispatch_node
@@ -45,7 +45,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
             },
             needs=(link, graph["oracle"], graph["device-weights"]),
             after=(graph["gate:oracle"],),
-            build=functools.partial(_gate, plan, placed, tier, config.gate),
+            build=functools.partial(_gate, plan, placed, tier, config.gate, graph.debug),
             code=(kernels.folder(plan.op) / "kernel.py",),
         )
 
@@ -75,6 +75,7 @@ def _gate(
     uses: tuple[tuple[Planned, Phase], ...],
     tier: str,
     raw: Mapping[str, Any],
+    debug: tuple[str, ...],
     build: Build,
 ) -> None:
     import numpy as np
@@ -128,7 +129,27 @@ def _gate(
                 )
             )
         expected += len(out)
-    records.settle(build, model["name"], found, expected)
+    cases = functools.partial(_cases, plan, drawn, pairs, rules.tier(tier)["mean_rel_l1"], model)
+    records.settle(build, model["name"], found, expected, cases, debug)
+
+
+def _cases(
+    plan: TilePlan,
+    drawn: list[dict[str, Any]],
+    pairs: list[tuple[Any, Any]],
+    limit: float,
+    model: Mapping[str, Any],
+) -> list[diagnose.Case]:
+    """The first call with random operands, for the debug skills."""
+    (out, ref), operands = pairs[0], drawn[0]
+    made = [
+        diagnose.Case(
+            "kernel", plan.op, plan.op, None, "random", out[name], ref[name], dict(plan.shape),
+            dict(plan.tile), operands, limit=limit, facts={"model": model},
+        )
+        for name in out
+    ]  # fmt: skip
+    return [case for case in made if case.wrong] or made
 
 
 def _pair(contract: Any, plan: TilePlan, run: Any, operands: Mapping[str, Any]) -> tuple[Any, Any]:
