@@ -7,7 +7,6 @@ never written holds 0xFF bytes, which are NaN as bf16 and f32.
 
 from __future__ import annotations
 
-import _ctypes
 import contextlib
 import ctypes
 import datetime
@@ -121,8 +120,6 @@ class Elf:
         except (OSError, AttributeError) as error:
             raise RuntimeError(f"{path} is not found or is not a valid ELF file: {error}") from None
         abi.restype = ctypes.c_char_p
-        # Each open library takes a piece of a small thread-local area: give it back.
-        weakref.finalize(self, _ctypes.dlclose, library._handle).atexit = False
         if abi() != DISPATCH_ABI.encode():
             raise RuntimeError(f"{path} is not a valid ELF file: abi {abi()!r}")
         self.entry.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import tempfile
 from pathlib import Path
 
 from tilegate import records
 from tilegate.config import load
 from tilegate.errors import GateFailed
 from tilegate.graph import nodes
-from tilegate.store import Store, default_cache
+from tilegate.store import Build, Store, default_cache
 
 TINY = (
     "weights=synthetic",
     "model.layers=3",
-    "model.dim=256",
+    "model.dim=384",
     "model.heads=6",
     "model.kv_heads=2",
     "model.head_dim=64",
@@ -38,22 +41,48 @@ def overrides(family: str, *more: str) -> list[str]:
     return [group, *TINY, f"model.name={family}", *rest, *more]
 
 
-def build(family: str, *more: str, until: str = "deploy", state: Path | None = None) -> None:
+def build(family: str, *more: str, until: str = "deploy") -> None:
     """Make the chain's nodes in order, up to and including `until`. Raises what a gate raises."""
-    store = Store(default_cache(), state)
+    store = Store(default_cache())
     for node in nodes(load(overrides(family, *more)), store):
         store.make(node)
         if node.name == until:
             return
 
 
-def failure(family: str, fault: str, state: Path | None = None) -> dict:
+def failure(family: str, fault: str) -> dict:
     """The record of the gate that catches `fault`; fails when none does."""
     try:
-        build(family, f"fault={fault}", until="gate:runner", state=state)
+        build(family, f"fault={fault}", until="gate:runner")
     except GateFailed as failed:
         return failed.record
     raise AssertionError(f"no gate caught {fault}")
 
 
-__all__ = ["FAMILIES", "build", "failure", "overrides", "records"]
+def healthy(family: str) -> list[str]:
+    """What the debug skills say of every launch of every layer of a healthy run: nothing."""
+    from tilegate import bisect, diagnose
+
+    seen: list[diagnose.Case] = []
+    judge = bisect.first_wrong
+
+    def spy(cases: list[diagnose.Case]) -> diagnose.Case | None:
+        seen.extend(cases)
+        return judge(cases)
+
+    bisect.first_wrong = spy
+    store = Store(default_cache())
+    for node in nodes(load(overrides(family)), store):
+        store.make(node)
+        if node.name == "gate:block":
+            with tempfile.TemporaryDirectory() as out:
+                node.build(Build(node, Path(out), store.needs(node), lambda text: None))
+            break
+    assert len(seen) > 50
+    return [finding.line() for finding in diagnose.run(seen, diagnose.skill_names())]
+
+
+if __name__ == "__main__":
+    records.REPORTS = Path(sys.argv[1])
+    answer = healthy(sys.argv[3]) if sys.argv[2] == "healthy" else failure(*sys.argv[2:])
+    print(json.dumps(answer, default=str))

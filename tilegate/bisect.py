@@ -57,12 +57,9 @@ def cases(
         output = values.get(op.name)
         operands = _operands(op, block, real)
         expected = None
-        if (
-            plan is not None
-            and output is not None
-            and all(v is not None for v in operands.values())
-        ):
-            expected = _reference(op, shape, tile, operands)
+        if plan is not None and output is not None:
+            operands = _shaped(op, shape, tile, operands)
+            expected = _reference(op, shape, operands)
         limit = margin * float(rules.tier(_tier(op, tile), "real")["mean_rel_l1"])
         found.append(
             Case(
@@ -99,18 +96,31 @@ def _operand(value: Value, block: Block, real: Real) -> Any:
     return real.value(value, block.phase, block.layer)
 
 
-def _reference(op: Op, shape: dict[str, Any], tile: Mapping[str, Any], operands: Any) -> Any:
+def _shaped(
+    op: Op, shape: dict[str, Any], tile: Mapping[str, Any], operands: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The operands in the shapes of the kernel; None for one that is missing or of another size."""
     import numpy as np
 
-    contract = kernels.contract(op.kernel)
-    tensors = {t.name: t for t in contract.plan(shape, tile).tensors}
-    shaped = {}
-    for name, array in operands.items():
-        if np.size(array) != math.prod(tensors[name].shape):
-            return None
-        shaped[name] = np.asarray(array).reshape(tensors[name].shape)
-    outputs = contract.reference(shape, shaped)
-    return np.asarray(next(iter(outputs.values())), np.float32)
+    tensors = {t.name: t for t in kernels.contract(op.kernel).plan(shape, tile).tensors}
+    return {
+        name: np.asarray(array).reshape(tensors[name].shape)
+        if array is not None and np.size(array) == math.prod(tensors[name].shape)
+        else None
+        for name, array in operands.items()
+    }
+
+
+def _reference(op: Op, shape: dict[str, Any], operands: Mapping[str, Any]) -> Any:
+    """The kernel's FP32 reference, rounded to the bf16 that every value of a block has."""
+    import ml_dtypes
+    import numpy as np
+
+    if any(array is None for array in operands.values()):
+        return None
+    outputs = kernels.contract(op.kernel).reference(shape, operands)
+    made = np.asarray(next(iter(outputs.values())), np.float32)
+    return made.astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
 def reason(case: Case) -> str:

@@ -200,5 +200,6 @@ def load(library: Path) -> ctypes.CDLL:
 
 
 def unload(library: ctypes.CDLL) -> None:
-    """Close a dispatch: each takes a piece of a small thread-local area while it is open."""
+    """Close a dispatch that never ran (one that did has workers in it). Open ones each take a piece
+    of a small thread-local area."""
     _ctypes.dlclose(library._handle)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tilegate.dispatch import dispatch_node, load, solo, unload
+from tilegate.dispatch import dispatch_node, load, solo
 from tilegate.errors import BrokenTool
 from tilegate.plan import TilePlan
 from tilegate.store import Artifact, Store
@@ -59,7 +58,6 @@ def runner(plan: TilePlan, artifact: Artifact, threads: int = 0) -> Callable[...
             if t.role in ("out", "inout")
         }
 
-    weakref.finalize(call, unload, library).atexit = False
     return call
 
 

@@ -18,7 +18,7 @@ SIBLINGS = (
 
 def diagnose(case: Case) -> Finding:
     """Matches an exchange of two operands of the launch, or its weight for a sibling's."""
-    if not case.kernel or not case.operands or not case.complete:
+    if not case.kernel or not case.operands or not case.complete or case.op == "logits":
         return case.finding(False)
     return case.judge(itertools.chain(_inside(case), _between(case)))
 
@@ -44,7 +44,7 @@ def _inside(case: Case) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
 def _between(case: Case) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     operand = WEIGHTS.get(case.kernel, "")
     own = case.bound.get(operand, "")
-    if "{layer}" not in own or case.layer is None:
+    if "{layer}" not in own or case.layer is None or operand not in case.operands:
         return
     want = case.operands[operand].size
     for sibling in SIBLINGS:

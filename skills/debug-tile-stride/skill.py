@@ -21,6 +21,9 @@ def diagnose(case: Case) -> Finding:
     expected = np.asarray(case.expected, np.float32)
     expected = expected.reshape(-1, expected.shape[-1])
     output = np.asarray(case.output, np.float32).reshape(expected.shape)
+    if case.phase.startswith("prefill") and case.layer is not None:  # padding is equal in any case
+        rows = len(expected) * case.facts["tokens"] // case.facts["bucket"]
+        expected, output = expected[:rows], output[:rows]
     empty = poisoned(output)
     with np.errstate(invalid="ignore"):
         bad = ~(np.abs(output - expected) <= FAR * np.abs(expected).mean())

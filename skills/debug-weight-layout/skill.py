@@ -19,6 +19,8 @@ def _layouts(case: Case) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
     import numpy as np
 
     operand = "B" if case.kernel == "gemm" else "W"
+    if operand not in case.operands:
+        return
     weight = np.asarray(case.operands[operand])
     other = np.ascontiguousarray(weight.T).reshape(weight.shape)
     cause = "the weight was read as stored, without the transpose that its layout asks for"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from tilegate.store import Build, Node
 
 CALLS = 3  # many faults show only from the second call on
 LAYER = 0  # the block gate sees others
+JUST_BELOW = 0.95  # of the error: a case of a failed gate is wrong whatever limit it broke
 LEAST_ROWS = 32  # a single row's scalar rounding says nothing about the mean
 
 
@@ -129,7 +131,8 @@ def _gate(
                 )
             )
         expected += len(out)
-    cases = functools.partial(_cases, plan, drawn, pairs, rules.tier(tier)["mean_rel_l1"], model)
+    facts = {"model": model, "groups": sorted({use.op.group for use, _ in uses})}
+    cases = functools.partial(_cases, plan, drawn, pairs, rules.tier(tier)["mean_rel_l1"], facts)
     records.settle(build, model["name"], found, expected, cases, debug)
 
 
@@ -138,18 +141,20 @@ def _cases(
     drawn: list[dict[str, Any]],
     pairs: list[tuple[Any, Any]],
     limit: float,
-    model: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> list[diagnose.Case]:
-    """The first call with random operands, for the debug skills."""
-    (out, ref), operands = pairs[0], drawn[0]
+    """The worst call with random operands, for the debug skills."""
     made = [
         diagnose.Case(
             "kernel", plan.op, plan.op, None, "random", out[name], ref[name], dict(plan.shape),
-            dict(plan.tile), operands, limit=limit, facts={"model": model},
+            dict(plan.tile), operands, limit=limit, facts=facts,
         )
+        for operands, (out, ref) in zip(drawn, pairs, strict=True)
         for name in out
     ]  # fmt: skip
-    return [case for case in made if case.wrong] or made
+    worst = max(made, key=lambda case: diagnose.error(case.output, case.expected))
+    off = diagnose.error(worst.output, worst.expected)
+    return [dataclasses.replace(worst, limit=min(limit, JUST_BELOW * off))]
 
 
 def _pair(contract: Any, plan: TilePlan, run: Any, operands: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -107,7 +107,8 @@ def _gate(
         record = _compare(where, kept, golden, number, layer, rules, model)
         caches = {} if phase.bucket else _caches(phase, prefilled, values, count)
         block = bisect.Block(phase, layer, given, values, caches, dict(history))
-        cases = bisect.cases(block, deployment.planned, real[number], rules, facts)
+        here = {**facts, "bucket": phase.bucket}
+        cases = bisect.cases(block, deployment.planned, real[number], rules, here)
         wrong = bisect.first_wrong(cases)
         if wrong:
             why = (*record.reasons, bisect.reason(wrong))
