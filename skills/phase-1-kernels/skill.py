@@ -90,9 +90,7 @@ def _gate(
     shape = dict(plan.shape)
     found, expected = [], 0
 
-    outputs = [t for t in plan.tensors if t.role == "out"]
-    rows = min(t.elements // (t.shape[-1] if len(t.shape) > 1 else 1) for t in outputs)
-    calls = max(CALLS, -(-LEAST_ROWS // rows))
+    calls = _calls(plan)
     drawn = [contract.inputs(shape, np.random.default_rng(seed)) for seed in range(calls)]
     pairs = [_pair(contract, plan, run, operands) for operands in drawn]
     for name in pairs[0][0]:
@@ -134,6 +132,13 @@ def _gate(
     facts = {"model": model, "groups": sorted({use.op.group for use, _ in uses})}
     cases = functools.partial(_cases, plan, drawn, pairs, rules.tier(tier)["mean_rel_l1"], facts)
     records.settle(build, model["name"], found, expected, cases, debug)
+
+
+def _calls(plan: TilePlan) -> int:
+    """How often to call the kernel: enough rows for a mean, and more than once in any case."""
+    outputs = [t for t in plan.tensors if t.role == "out"]
+    rows = min(t.elements // (t.shape[-1] if len(t.shape) > 1 else 1) for t in outputs)
+    return max(CALLS, -(-LEAST_ROWS // rows))
 
 
 def _cases(

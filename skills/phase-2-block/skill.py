@@ -17,6 +17,8 @@ from tilegate.model import Phase
 from tilegate.real import Real
 from tilegate.store import Build, Node
 
+REMEMBERED = 8  # earlier inputs and outputs that a stale buffer may still hold
+
 
 def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
     """dispatch:*, runner (the staged bundle) and gate:block."""
@@ -91,36 +93,10 @@ def _gate(
     folder = build.need("runner").path / "bundle"
     session = open_session("emulated", read_manifest(folder).device, build.inputs["fault"])
     runner = Runner(folder, session)
-    model = build.inputs["model"]
-    found: list[gate.Record] = []
-    failing: list[diagnose.Case] = []
-    history: dict[str, Any] = {}
-    oracle, weights = build.need("oracle").path, build.need("device-weights").path
-    real = [Real(model, oracle, weights, number) for number in range(len(golden.prompts))]
-    facts = {"model": model, "weights": str(weights / "weights.safetensors")}
-
-    def judge(phase: Phase, number: int, layer: int, given: Any, capture: Any, rows: int) -> None:
-        """Compare one run of a layer, whole and launch by launch; keep the first that fails."""
-        values = {name: tensor for (_, name), tensor in capture.tensors.items()}
-        kept = {name: tensor[:rows] for name, tensor in values.items()}
-        where = f"{phase.phase} prompt {number}"
-        record = _compare(where, kept, golden, number, layer, rules, model)
-        caches = {} if phase.bucket else _caches(phase, prefilled, values, count)
-        block = bisect.Block(phase, layer, given, values, caches, dict(history))
-        here = {**facts, "bucket": phase.bucket}
-        cases = bisect.cases(block, deployment.planned, real[number], rules, here)
-        wrong = bisect.first_wrong(cases)
-        if wrong:
-            why = (*record.reasons, bisect.reason(wrong))
-            record = dataclasses.replace(record, verdict="fail", reasons=why)
-            failing.append(wrong)
-        found.append(record)
-        history[f"input of layer {layer}, {where}"] = given
-        history[f"output of layer {layer}, {where}"] = values.get("mlp_residual")
-
+    judge = _Judge(deployment, rules, golden, build)
     prefill, decode = {p.bucket: p for p in deployment.true_phases()}, deployment.true_phases()[-2]
     for number, entry in enumerate(golden.prompts):
-        facts["tokens"] = count = len(entry["tokens"])
+        count = len(entry["tokens"])
         for layer in golden.record["layers"]:
             build.progress(f"layer {layer}, prompt {number}")
             before = "embedding" if layer == 0 else f"layers.{layer - 1}.mlp_residual"
@@ -130,31 +106,71 @@ def _gate(
             padded[:count] = x
             capture = Capture(values, frozenset({layer}))
             runner.block(layer, narrow(padded), capture)
-            prefilled = {name: tensor for (_, name), tensor in capture.tensors.items()}
             given = as_f32(narrow(padded))
-            judge(prefill[len(padded)], number, layer, given, capture, count)
+            judge(prefill[len(padded)], number, layer, given, capture)
             capture = Capture(values, frozenset({layer}))
             runner.decode_block(layer, narrow(x[-1]), count - 1, capture)
-            judge(decode, number, layer, given[count - 1 : count], capture, 1)
+            judge(decode, number, layer, given[count - 1 : count], capture)
     expected = 2 * len(golden.prompts) * len(golden.record["layers"])
-    records.settle(build, model["name"], found, expected, lambda: failing[:1], debug)
+    name = build.inputs["model"]["name"]
+    records.settle(build, name, judge.found, expected, lambda: judge.failing[:1], debug)
 
 
-def _caches(
-    phase: Phase, prefilled: Mapping[str, Any], values: Mapping[str, Any], count: int
-) -> dict[str, Any]:
-    """K and V as decode should find them: what prefill left, and the new row at its position."""
-    import numpy as np
+class _Judge:
+    """Compares runs of a layer, whole and launch by launch; keeps what fails for debug skills."""
 
-    caches = {}
-    for value in phase.values.values():
-        name = value.value or ""
-        if value.kind == "cache" and name in prefilled and name in values:
-            cache = np.zeros(value.shape, np.float32)
-            cache[: len(prefilled[name])] = prefilled[name]
-            cache[count - 1] = values[name][0]
-            caches[name] = cache
-    return caches
+    def __init__(
+        self, deployment: Deployment, rules: policy.Policy, golden: Any, build: Build
+    ) -> None:
+        oracle, weights = build.need("oracle").path, build.need("device-weights").path
+        self.deployment, self.rules, self.golden = deployment, rules, golden
+        self.model = build.inputs["model"]
+        self.real = [
+            Real(self.model, oracle, weights, number) for number in range(len(golden.prompts))
+        ]
+        self.facts = {"model": self.model, "weights": str(weights / "weights.safetensors")}
+        self.prefilled: Mapping[str, Any] = {}
+        self.found: list[gate.Record] = []
+        self.failing: list[diagnose.Case] = []
+        self.history: dict[str, Any] = {}
+
+    def __call__(self, phase: Phase, number: int, layer: int, given: Any, capture: Any) -> None:
+        values = {name: tensor for (_, name), tensor in capture.tensors.items()}
+        tokens = self.real[number].tokens
+        kept = {name: tensor[: tokens if phase.bucket else 1] for name, tensor in values.items()}
+        where = f"{phase.phase} prompt {number}"
+        record = _compare(where, kept, self.golden, number, layer, self.rules, self.model)
+        if phase.bucket:
+            self.prefilled = values
+        caches = {} if phase.bucket else self._caches(phase, values, tokens)
+        block = bisect.Block(phase, layer, given, values, caches, dict(self.history))
+        facts = {**self.facts, "tokens": tokens, "bucket": phase.bucket}
+        planned = self.deployment.planned
+        wrong = bisect.first_wrong(
+            bisect.cases(block, planned, self.real[number], self.rules, facts)
+        )
+        if wrong:
+            why = (*record.reasons, bisect.reason(wrong))
+            record = dataclasses.replace(record, verdict="fail", reasons=why)
+            self.failing.append(wrong)
+        self.found.append(record)
+        self.history[f"input of layer {layer}, {where}"] = given
+        self.history[f"output of layer {layer}, {where}"] = values.get("mlp_residual")
+        self.history = dict(list(self.history.items())[-REMEMBERED:])
+
+    def _caches(self, phase: Phase, values: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+        """K and V as decode should find them: what prefill left, the new row at its position."""
+        import numpy as np
+
+        caches = {}
+        for value in phase.values.values():
+            name = value.value or ""
+            if value.kind == "cache" and name in self.prefilled and name in values:
+                cache = np.zeros(value.shape, np.float32)
+                cache[: len(self.prefilled[name])] = self.prefilled[name]
+                cache[tokens - 1] = values[name][0]
+                caches[name] = cache
+        return caches
 
 
 def _compare(
