@@ -83,6 +83,11 @@ def nodes(config: Config, store: Store) -> list[Node]:
     return list(graph.nodes.values())
 
 
+def deployment(config: Config, store: Store) -> Deployment:
+    """What the configuration deploys, planned anew."""
+    return resolve(config, store.cache)
+
+
 def skill_names() -> list[str]:
     return sorted(path.parent.name for path in SKILLS.glob("*/skill.py"))
 

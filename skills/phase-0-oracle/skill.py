@@ -123,35 +123,14 @@ def _device(build: Build) -> None:
 
 
 def _oracle(build: Build) -> None:
+    from oracle.prompts import token_ids
     from oracle.traces import golden
 
     packed = build.need("weights").path
     spec = _spec(build.inputs["model"])
     with _explained():
-        ids = _token_ids(packed, build.inputs["prompts"], spec.vocab)
+        ids = token_ids(packed, build.inputs["prompts"], spec.vocab)
         golden(spec, packed, ids, build.out, progress=build.progress)
-
-
-def _token_ids(packed: Path, prompts: list[str], vocab: int) -> list[list[int]]:
-    """Token ids of each prompt as a chat; seeded ids when no tokenizer is at hand."""
-    import json
-
-    if not (packed / "tokenizer.json").is_file():
-        import numpy as np
-
-        drawn = np.random.default_rng(0)
-        return [drawn.integers(0, vocab, 24).tolist() for _ in prompts]
-    from tokenizers import Tokenizer
-
-    from oracle.chat import assemble
-
-    chat = json.loads((packed / "chat.json").read_text())
-    tokenizer = Tokenizer.from_file(str(packed / "tokenizer.json"))
-    if chat["kind"] == "raw":
-        prefix = list(chat["raw_prefix_ids"])
-        return [prefix + tokenizer.encode(p, add_special_tokens=False).ids for p in prompts]
-    texts = [assemble(chat, [{"role": "user", "content": prompt}]) for prompt in prompts]
-    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
 
 
 def _check(raw: Mapping[str, Any], build: Build) -> None:

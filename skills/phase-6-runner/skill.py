@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tilegate import bundle, gate, policy, records, summary
+from tilegate import bundle, evaluate, gate, policy, records, summary
 from tilegate.config import plain
 from tilegate.deployment import Deployment
 from tilegate.errors import BrokenTool
@@ -55,7 +55,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         },
         needs=(*before, check),
         by_key=True,
-        build=functools.partial(_deploy, graph.deployment),
+        build=functools.partial(_deploy, graph.deployment, config.weights.path),
         install=functools.partial(_promote, config.model.name),
         installed=functools.partial(_promoted, config.model.name),
     )
@@ -151,7 +151,7 @@ def _link(source: str, target: str) -> str:
         return str(shutil.copy2(source, target))
 
 
-def _deploy(deployment: Deployment, build: Build) -> None:
+def _deploy(deployment: Deployment, weights_path: str | None, build: Build) -> None:
     """The final bundle: the gated files, and a manifest that carries the gates' records."""
     fault = build.inputs["fault"]
     if fault:
@@ -186,6 +186,8 @@ def _deploy(deployment: Deployment, build: Build) -> None:
         config=build.inputs["config"],
     )
     (folder / "manifest.json").write_bytes(sealed)
+    build.progress("the independent evaluator")
+    evaluate.require(evaluate.spawn(folder, build.out, weights_path))
     build.notes["summary"] = summary.text(deployment, json.loads(sealed)) + built
 
 
