@@ -28,6 +28,7 @@ from tilegate.store import Build, Node, Store
 
 SECTIONS = ("model", "device", "prefill", "decode", "lm_head", "rope")
 TENSORS = ("block", "model", "oracle")  # gates whose two sides never are the same bytes
+MORE = ("cosine", "steps", "published_scale", "too_good")  # thresholds that are strict when high
 BLOCK = {"cosine": "cosine", "mean_rel_l1": "mean_rel_l1", "row_rel_l1": "row_rel_l1"}
 
 
@@ -87,6 +88,22 @@ def config_of(manifest: Mapping[str, Any], weights_path: str | None) -> Config:
     return schema.build(Config, document, "")
 
 
+def rules_of(config: Config) -> policy.Policy:
+    """The policy to judge by: the committed one, or the bundle's own where it is only stricter."""
+    ours, committed = policy.load(config.gate), policy.committed()
+    if ours.prompts != committed.prompts or ours.tiers.keys() != committed.tiers.keys():
+        return committed
+    pairs = [
+        (key, value.value, theirs[key].value)
+        for group, others in ((ours.tiers, committed.tiers), (ours.sections, committed.sections))
+        for name, values in group.items()
+        for theirs in (others[name],)
+        for key, value in values.items()
+    ]
+    stricter = all(b <= a if key.startswith(MORE) else a <= b for key, a, b in pairs)
+    return ours if stricter else committed
+
+
 def _configuration(config: Config, manifest: Mapping[str, Any]) -> Iterator[Check]:
     fault = config.fault
     yield _verdict("no fault", [f"fault={fault} was planted"] if fault else [])
@@ -94,8 +111,13 @@ def _configuration(config: Config, manifest: Mapping[str, Any]) -> Iterator[Chec
     wrong = [*ours.changed_from(committed)]
     if ours.digest != committed.digest and not wrong:
         wrong = ["its digest differs: notes or sources were edited"]
-    wrong += [str(line) for line in manifest["policy_changes"]]
-    yield _verdict("policy is the committed one", wrong)
+    tight = rules_of(config).digest == ours.digest
+    yield _verdict("policy is the committed one", wrong, "warn" if wrong and tight else "fail")
+    told = sorted(manifest["policy_changes"])
+    yield _verdict(
+        "policy changes are told",
+        [] if told == sorted(ours.changed_from(committed)) else ["they are not"],
+    )
     chosen = config.choices["model"]
     known = plain(load([f"model={chosen}"]).model)
     changed = [
@@ -118,7 +140,7 @@ def _records(manifest: Mapping[str, Any], nodes: list[Node], config: Config) -> 
     ]
     wrong += [f"{task} is no gate of this deployment" for task in got if task not in want]
     yield _verdict("no gate was skipped", wrong)
-    rules = policy.committed()
+    rules = rules_of(config)
     yield _verdict("records", [why for record in records for why in _record(record, rules)])
 
 
