@@ -36,7 +36,8 @@ def _running(case: Case) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
         total = bf16(total + a[:, start : start + step] @ b[start : start + step])
     group = GROUPS.get(case.op)
     groups = [group] if group else sorted(case.facts.get("groups", ()))
-    change = tuple(f"tile.prefill.{name}.method=fused-cast" for name in groups)
+    other = "drain" if case.tile.get("method") == "fused-cast" else "fused-cast"
+    change = tuple(f"tile.prefill.{name}.method={other}" for name in groups)
     yield "the running sum is kept in bf16: take a method that accumulates in FP32", total, change
 
 
