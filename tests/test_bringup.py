@@ -14,15 +14,15 @@ import pytest
 import yaml
 from emission_cases import TINY
 from strict_pyxrt import Behaviour, module
-from tiny_bundle import write_bundle
+from tiny_bundle import project, write_bundle, write_dispatch
 
 from runtime.xrt import Npu2
-from tilegate import bringup, contact, device, kernels, measured
+from tilegate import bringup, contact, device, diagnose, kernels, measured
 from tilegate.bringup import Bench, Item, append, items, run, transfer
 from tilegate.config import load
 from tilegate.contact import Outcome
 from tilegate.deployment import resolve
-from tilegate.dispatch import Dispatch, dispatch_node
+from tilegate.dispatch import Dispatch, dispatch_node, solo
 from tilegate.errors import BrokenTool, GateFailed, UserError
 from tilegate.legality import judge_plan
 from tilegate.store import Store, default_cache
@@ -89,14 +89,68 @@ def test_a_failure_stops_and_leaves_a_report(
     assert report["stage"] == "smallest" and "reproduce" in report and report["clock"]
     words = "never written" if fault == "writes_nothing" else "ERT_CMD_STATE_TIMEOUT"
     assert words in report["record"]["reasons"][0]
+    assert report["reproduce"].startswith("python -m tilegate.bringup smallest:smallest-32 ")
+    assert report["versions"]["numpy"] and Path(report["tensors"]).is_dir()
+    if fault == "writes_nothing":
+        assert "debug-stale-buffer" in report["causes"][0]
     setattr(behaviour, fault, 4 if fault == "final_state" else False)
     assert len(run(iter(few(bench)), folder, bench.session.label)) == 4
+
+
+def failed(found: list[Item], folder: Path, bench: Bench) -> dict[str, Any]:
+    """The report of a run that must fail."""
+    with pytest.raises(GateFailed):
+        run(iter(found), folder, bench.session.label)
+    (path,) = folder.glob("failed-*.json")
+    report: dict[str, Any] = json.loads(path.read_text())
+    assert not report["skills_that_broke"], report
+    return report
+
+
+def named(bench: Bench, part: str) -> Item:
+    return next(item for item in items(bench) if part in item.name)
+
+
+@pytest.mark.parametrize(
+    ("fault", "item", "skill", "op"),
+    [
+        ("plan_stride", "kernel:gemm-128-256-128", "debug-tile-stride", "gemm"),
+        ("nan_norm", "kernel:rms_norm-", "debug-nan-origin", "rms_norm"),
+        ("no_causal_mask", "dispatch:prefill_256.flash_attn", "debug-causal-mask", "attention"),
+        ("swapped_gate_up", "dispatch:prefill_256.o_ffn", "debug-swapped-arguments", "silu_mul"),
+    ],
+)
+def test_the_debug_skills_name_the_cause_of_a_wrong_binary(
+    bench: Bench, tmp_path: Path, fault: str, item: str, skill: str, op: str
+) -> None:
+    """The device is given what was built with a mistake; its judge knows the right plans."""
+    store = Store()
+    broken = resolve(load((*TINY, "device=npu2", f"+fault={fault}")), default_cache())
+    wrong = {d.name: d for d in broken.dispatches}
+    plans = {(p.op, p.shape, p.tile): p for p in broken.kernels()}
+
+    def binary(dispatch: Dispatch) -> Any:
+        (one, *_) = [used.plan for used in dispatch.ops]
+        made = wrong.get(dispatch.name) or solo(
+            plans[one.op, one.shape, one.tile], dispatch.name.removeprefix("alone:")
+        )
+        artifact = bringup.make(store, dispatch_node(made))
+        folder = tmp_path / "wrong" / contact.file_name(dispatch.name)
+        shutil.copytree(artifact.path, folder, dirs_exist_ok=True)
+        shutil.copy(folder / "dispatch.so", folder / "dispatch.elf")
+        return SimpleNamespace(path=folder, key=artifact.key)
+
+    bench.binary = binary
+    report = failed([named(bench, item)], tmp_path / "reports", bench)
+    assert report["first_wrong"]["op"] == op
+    assert any(line.startswith(skill) for line in report["causes"]), report["causes"]
+    again = diagnose.run(diagnose.kept(Path(report["tensors"])), [skill])
+    assert again, "the kept tensors tell the same"
 
 
 def test_wrong_numbers_fail_and_their_tensors_are_kept(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bringup, "REPORTS", tmp_path)
     item = next(i for i in items(bench) if i.stage == "kernel")
     right = contact.Program.__call__
     monkeypatch.setattr(
@@ -104,9 +158,9 @@ def test_wrong_numbers_fail_and_their_tensors_are_kept(
         "__call__",
         lambda self, given: {name: array * 2 for name, array in right(self, given).items()},
     )
-    with pytest.raises(GateFailed):
-        run(iter([item]), tmp_path, bench.session.label)
-    assert list((tmp_path / "tensors").glob("*.npz"))
+    report = failed([item], tmp_path, bench)
+    (case,) = diagnose.kept(Path(report["tensors"]))
+    assert diagnose.error(case.output, case.expected) == pytest.approx(1, rel=0.1)
 
 
 def test_a_binary_that_cannot_be_built_leaves_a_report_too(bench: Bench, tmp_path: Path) -> None:
@@ -179,6 +233,40 @@ def test_block_model_and_bench_run_on_a_bundle(bench: Bench, tmp_path: Path) -> 
     assert all(item.key() for item in found)
     assert "TTFT" in found[2].act().text
     assert run(iter(found), tmp_path / "reports", bench.session.label) == []
+
+
+def test_a_model_that_goes_wrong_leaves_tensors_of_the_first_layer_that_does(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """The larger bucket's projection takes its weight as stored; the block stage sees another."""
+    bundle = write_bundle(tmp_path / bench.config.model.name)
+    for library in bundle.rglob("dispatch.so"):
+        shutil.copy(library, library.with_suffix(".elf"))
+    name, arguments = "prefill_8.project", project("prefill", 8)
+    macros = ("PROJECT", "TRANSPOSED=0")
+    wrong = write_dispatch(tmp_path / "wrong", name, "prefill", 8, arguments, *macros)
+    shutil.copy(wrong / "dispatch.so", bundle / "dispatches" / name / "dispatch.elf")
+    found = list(contact.whole(bench.config, bench.session, Item, tmp_path))
+    report = failed(found, tmp_path / "reports", bench)
+    assert report["item"] == "model:32 tokens"
+    assert report["first_wrong"] == {"op": "mlp_residual", "layer": 0, "phase": "prefill"}
+    (case,) = diagnose.kept(Path(report["tensors"]))
+    assert case.wrong and len(case.values["tokens"]) == len(case.values["emulated_tokens"])
+    assert case.values["logits"].shape == case.values["emulated_logits"].shape
+
+
+def test_one_item_runs_again_by_its_name(bench: Bench, tmp_path: Path) -> None:
+    name = "smallest:smallest-32"
+    for _ in range(2):
+        found = bringup.chosen(items(bench), name)
+        assert run(found, tmp_path, bench.session.label, again=True) == [name]
+    with pytest.raises(UserError, match=f"did you mean '{name}'"):
+        list(bringup.chosen(items(bench), "smallest:smalest-32"))
+
+
+def test_names_of_items_are_distinct(bench: Bench) -> None:
+    names = [item.name for item in items(bench)]
+    assert len(names) == len(set(names))
 
 
 def test_an_outcome_has_its_label(bench: Bench) -> None:

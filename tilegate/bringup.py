@@ -10,19 +10,23 @@ be attached to a bug. Times and errors that a chip gave go to `measured.yaml`, i
 from __future__ import annotations
 
 import json
+import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import contact, hardware, kernels, measured, npu_doctor, policy
-from tilegate.config import Config
+from tilegate import contact, hardware, kernels, measured, npu_doctor, policy, postmortem
+from tilegate.config import Config, load, overrides_of
 from tilegate.contact import Outcome
 from tilegate.deployment import Deployment, resolve
+from tilegate.diagnose import Case
 from tilegate.dispatch import Dispatch, solo
-from tilegate.errors import BrokenTool, GateFailed, UserError
+from tilegate.errors import BrokenTool, GateFailed, UserError, nearest
 from tilegate.plan import (
     Access,
     Buffer,
@@ -62,10 +66,13 @@ class Bench:
     binary: Callable[[Dispatch], Artifact]
 
 
-def main(config: Config) -> bool:
-    """Run all stages; True when all hold. Raises GateFailed at the first that does not."""
+def main(config: Config, only: str = "") -> bool:
+    """Run all stages, or one item; True when all hold. Raises GateFailed at the first that does
+    not."""
     if config.device.backend != "xrt":
         raise UserError("bringup is for a real NPU: doit bringup device=npu2")
+    if config.device.target != "npu2":
+        raise UserError(f"device {config.device.target}: plans and emission only, no runner for it")
     folder = REPORTS / config.device.target
     found = list(npu_doctor.findings(config.device))
     bad = [one for one in found if one.state == "missing"]
@@ -73,7 +80,13 @@ def main(config: Config) -> bool:
     if bad:
         for one in bad:
             print(f"  {one.what}: {one.detail} -> {one.fix}")
-        write_report(folder, "environment", {"findings": [vars(one) for one in found]})
+        details = {
+            "stage": "environment",
+            **versions(),
+            "environment": [vars(one) for one in found],
+        }
+        details["reproduce"] = "doit doctor device=npu2"
+        write_report(folder, "environment", details)
         return False
     from runtime.xrt import Npu2
 
@@ -85,10 +98,40 @@ def main(config: Config) -> bool:
         return make(store, hardware.binary_node(dispatch, config.device))
 
     try:
-        run(items(Bench(config, deployment, store, session, binary)), folder, session.label, found)
+        every = items(Bench(config, deployment, store, session, binary))
+        run(chosen(every, only), folder, session.label, found, again=bool(only))
     finally:
         session.close()
     return True
+
+
+def chosen(found: Iterator[Item], only: str) -> Iterator[Item]:
+    """The items, or the one of a name. Raises UserError when none has it."""
+    if not only:
+        yield from found
+        return
+    names = []
+    for item in found:
+        names.append(item.name)
+        if item.name == only:
+            yield item
+            return
+    raise UserError(f"no item {only!r}; {nearest(only, names)}")
+
+
+def versions() -> dict[str, Any]:
+    """Of what runs here; those of driver, XRT and toolchain are in the environment's findings."""
+    import numpy as np
+
+    return {
+        "versions": {
+            "tilegate": contact.commit(),
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "kernel": platform.release(),
+            **dict(hardware.tools().versions),
+        }
+    }
 
 
 def make(store: Store, node: Any) -> Artifact:
@@ -99,9 +142,14 @@ def make(store: Store, node: Any) -> Artifact:
 
 
 def run(
-    found: Iterator[Item], folder: Path, label: str, environment: Sequence[Any] = ()
+    found: Iterator[Item],
+    folder: Path,
+    label: str,
+    environment: Sequence[Any] = (),
+    again: bool = False,
 ) -> list[str]:
-    """Try the items in order, but for those that already hold; the names of those tried.
+    """Try the items in order, but for those that already hold (unless `again`); the names of those
+    tried.
 
     Raises GateFailed with the record of the first that fails, or what building its binary raised,
     after writing its report.
@@ -111,17 +159,17 @@ def run(
     for item in found:
         try:
             key = item.key()  # builds its binary
-            if state.get(item.name) == [key, label]:
+            if not again and state.get(item.name) == [key, label]:
                 print(f"{item.stage}: {item.name} held before")
                 continue
             tried.append(item.name)
             outcome = item.act()
         except GateFailed as error:
-            fail(folder, item, label, error.record, environment)
+            cases = error.cases if isinstance(error, postmortem.Failed) else ()
+            fail(folder, item, label, error.record, environment, cases)
             raise
         except Exception as error:
-            record: dict[str, Any] = {"gate": item.stage, "subject": item.name, "verdict": "fail"}
-            record["reasons"] = [f"{type(error).__name__}: {error}"]
+            record = postmortem.record_of(item.name, error)
             fail(folder, item, label, record, environment)
             if isinstance(error, UserError | BrokenTool):
                 raise
@@ -155,20 +203,29 @@ def append(folder: Path, label: str, row: Mapping[str, Any]) -> None:
 
 
 def fail(
-    folder: Path, item: Item, label: str, record: Mapping[str, Any], environment: Sequence[Any]
+    folder: Path,
+    item: Item,
+    label: str,
+    record: Mapping[str, Any],
+    environment: Sequence[Any],
+    cases: Sequence[Case] = (),
 ) -> None:
-    """The report of a failed item."""
+    """The report of a failed item: the debug skills have looked at its tensors."""
+    words = [item.name, *(overrides_of(sys.argv[1:]) or ("device=npu2",))]
     details = {
         "stage": item.stage,
         "item": item.name,
         "clock": label,
         "record": dict(record),
-        "tensors": str(folder / "tensors" / f"{contact.file_name(item.name)}.npz"),
-        "reproduce": "doit bringup device=npu2 (what held before is not tried again)",
-        "findings": [vars(one) for one in environment],
+        **postmortem.looked_at(cases, folder / "tensors" / contact.file_name(item.name)),
+        "reproduce": f"python -m tilegate.bringup {shlex.join(words)}",
+        **versions(),
+        "environment": [vars(one) for one in environment],
         "kernel_log": contact.kernel_log(),
     }
     write_report(folder, item.name, details)
+    for line in details["causes"]:
+        print(f"  {line}")
 
 
 def write_report(folder: Path, name: str, details: Mapping[str, Any]) -> None:
@@ -185,9 +242,13 @@ def items(bench: Bench) -> Iterator[Item]:
     cols = bench.config.device.cols
     for stage, size, over in (("smallest", SMALLEST, 1), ("copy", COPIED, cols)):
         yield _kernel(bench, stage, transfer(size, over), f"{stage}-{size}", None)
+    labels: set[str] = set()
     for plan in sorted(bench.deployment.kernels(), key=_size):
-        label = "-".join(str(value) for _, value in plan.shape)
-        yield _kernel(bench, "kernel", plan, f"{plan.op}-{label}", plan.op)
+        label = "-".join([plan.op, *(str(value) for _, value in plan.shape)])
+        while label in labels:  # one shape in two tiles
+            label += "+"
+        labels.add(label)
+        yield _kernel(bench, "kernel", plan, label, plan.op)
     for dispatch in bench.deployment.dispatches:
         yield _dispatch(bench, dispatch)
     yield from contact.whole(bench.config, bench.session, Item)
@@ -232,8 +293,9 @@ def _kernel(bench: Bench, stage: str, plan: TilePlan, name: str, op: str | None)
             )
             rounded = contact.rounded(operands)
             wanted = contract.reference(shape, rounded) if op else {"y": rounded["x"]}
-            got = program(rounded)
-            worst = max(worst, contact.judged(name, got, wanted, tier, REPORTS))
+            got = contact.run_or_keep(bench.config, program, rounded, name)
+            off = contact.judged(bench.config, dispatch, rounded, got, wanted, tier)
+            worst = max(worst, off)
         us = statistics.median(program.time() for _ in range(10))
         rows = [] if op is None else measured.rows(plan, us, worst, bench.session.label)
         return Outcome(f": {us:.1f} us, mean_rel_l1 {worst:.2e} ({bench.session.label})", rows)
@@ -244,8 +306,28 @@ def _kernel(bench: Bench, stage: str, plan: TilePlan, name: str, op: str | None)
 def _dispatch(bench: Bench, dispatch: Dispatch) -> Item:
     def act() -> Outcome:
         program = contact.Program(bench.session, bench.binary(dispatch).path, dispatch)
-        contact.like_the_emulated(bench.config, bench.store, dispatch, program, REPORTS)
+        contact.like_the_emulated(bench.config, bench.store, dispatch, program)
         us = statistics.median(program.time() for _ in range(10))
         return Outcome(f": {us:.1f} us ({bench.session.label})", [])
 
     return Item("dispatch", f"dispatch:{dispatch.name}", lambda: bench.binary(dispatch).key, act)
+
+
+def script(argv: Sequence[str]) -> int:
+    """`python -m tilegate.bringup ITEM [overrides]`: one item again, as reports name it."""
+    names = [word for word in argv if word not in overrides_of(argv)]
+    if len(names) != 1:
+        print("usage: python -m tilegate.bringup ITEM [device=npu2 model=...]")
+        return 2
+    try:
+        return 0 if main(load(overrides_of(argv)), names[0]) else 1
+    except GateFailed as error:
+        print("; ".join(error.record.get("reasons", ())) or error)
+        return 1
+    except (UserError, BrokenTool) as error:
+        print(error)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(script(sys.argv[1:]))

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import gate, policy
+from tilegate import gate, policy, postmortem
 from tilegate.config import Config
+from tilegate.diagnose import Case
 from tilegate.dispatch import Dispatch, dispatch_node
-from tilegate.errors import GateFailed, UserError
+from tilegate.errors import UserError
 from tilegate.store import ROOT, Store
 
 DEADLINE_MS = 30_000
 TOKENS = 32
+BLOCK_OUT = postmortem.OUTPUT
 PROMPT = (1, 2, 3, 5, 8, 13)
 
 
@@ -58,6 +60,15 @@ class Program:
                 bo.write(value.reshape(-1).view(np.uint8), 0)
                 bo.sync(directions.XCL_BO_SYNC_BO_TO_DEVICE)
         self._go()
+        return self.left()
+
+    def left(self) -> dict[str, Any]:
+        """What the device's outputs hold now, also after a command that failed."""
+        import ml_dtypes
+        import numpy as np
+
+        dtypes = {"bf16": ml_dtypes.bfloat16, "f32": np.float32, "i32": np.int32}
+        directions = self.session.xclBOSyncDirection
         results = {}
         for argument, bo in zip(self.dispatch.arguments, self._bos, strict=True):
             if argument.role == "out":
@@ -111,45 +122,61 @@ def rounded(operands: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def run_or_keep(
+    config: Config, program: Program, operands: Mapping[str, Any], name: str
+) -> dict[str, Any]:
+    """The program's results. Raises postmortem.Failed, with what the device left, when it fails."""
+    try:
+        return program(operands)
+    except Exception as error:
+        held = dict(operands)
+        with contextlib.suppress(Exception):  # a device that is gone leaves the operands alone
+            held |= program.left()
+        cases = postmortem.of_launches(config, program.dispatch, held, policy.load(config.gate))
+        kept = postmortem.first_wrong(cases, cases[-1])
+        raise postmortem.Failed(postmortem.record_of(name, error), kept) from error
+
+
 def judged(
-    name: str,
+    config: Config,
+    dispatch: Dispatch,
+    operands: Mapping[str, Any],
     got: Mapping[str, Any],
     wanted: Mapping[str, Any],
     tier: policy.Tolerance,
-    reports: Path,
 ) -> float:
-    """The worst mean_rel_l1 of the outputs. Raises GateFailed, with the tensors kept."""
+    """The worst mean_rel_l1 of the outputs. Raises postmortem.Failed, with the launch at fault."""
     worst = 0.0
     for output, reference in wanted.items():
         ref = rounded({"y": reference})["y"].reshape(got[output].shape)
+        name = dispatch.name
         record = gate.compare_tensors("bringup", name, got[output], ref, tier, ref.size)
         worst = max(worst, float(record.metrics.get("mean_rel_l1", 0.0)))
         if not record.passed:
-            keep(reports, name, {"candidate": got[output], "reference": ref})
-            raise GateFailed(record.to_json())
+            case = Case(
+                "bringup", output, "", None, dispatch.phase, got[output], ref, operands=operands
+            )
+            held = {**operands, **got}
+            rules = policy.load(config.gate)
+            made = postmortem.of_launches(config, dispatch, held, rules)
+            raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, case))
     return worst
 
 
-def keep(reports: Path, name: str, tensors: Mapping[str, Any]) -> None:
-    """The tensors of a failure, as a file that its report names."""
-    import numpy as np
+def like_the_emulated(config: Config, store: Store, dispatch: Dispatch, program: Program) -> None:
+    """Outputs of a dispatch against those of the emulated device, whole and row by row, and each
+    launch by itself: a residual hides what is wrong before it.
 
-    path = reports / "tensors" / f"{file_name(name)}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **tensors)
-
-
-def like_the_emulated(
-    config: Config, store: Store, dispatch: Dispatch, program: Program, reports: Path
-) -> None:
-    """Outputs of a dispatch against those of the emulated device, whole and row by row."""
+    Raises postmortem.Failed with the first launch whose result does not follow from its operands.
+    """
     import numpy as np
 
     random = np.random.default_rng(0)
     operands = rounded({a.name: _drawn(a, random) for a in dispatch.arguments if a.role == "in"})
     wanted = _emulated(store, dispatch, operands)
-    got = program(operands)
+    got = run_or_keep(config, program, operands, dispatch.name)
     rules = policy.load(config.gate)
+    made = postmortem.of_launches(config, dispatch, {**operands, **got}, rules)
     for argument in dispatch.arguments:
         if argument.role != "out" or argument.kind == "intermediate":
             continue
@@ -159,8 +186,9 @@ def like_the_emulated(
             "bringup", subject, one, other, rules, config.model.head_dim, other.size
         )
         if not record.passed:
-            keep(reports, f"dispatch:{dispatch.name}", {"candidate": one, "reference": other})
-            raise GateFailed(record.to_json())
+            last = Case("bringup", argument.name, "", None, dispatch.phase, one, other)
+            raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
+    postmortem.each_follows(dispatch.name, made)
 
 
 def _drawn(argument: Any, random: Any) -> Any:
@@ -199,19 +227,31 @@ def whole(
 
     def block() -> Outcome:
         one, other = (_block(bundle, side) for side in (session, _twin(bundle)))
+        pair = one[BLOCK_OUT], other[BLOCK_OUT]
         record = gate.compare_block(
-            "bringup", "block 0", one, other, rules, config.model.head_dim, other.size
+            "bringup", "block 0", *pair, rules, config.model.head_dim, pair[1].size
         )
-        return _held(record, ": layer 0 as on the emulated device")
+        made = postmortem.of_layer(config, bundle, 0, one, rules)
+        if not record.passed:
+            last = Case("bringup", BLOCK_OUT, "", 0, "prefill", *pair, values=one)
+            raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
+        postmortem.each_follows("block 0", made)
+        return Outcome(": layer 0 as on the emulated device", [])
 
     def tokens() -> Outcome:
-        ids = [_generate(bundle, one)[0] for one in (session, _twin(bundle))]
-        record = gate.compare_exact("bringup", "model", ids[0], ids[1], rules)
-        return _held(record, f": {TOKENS} tokens as on the emulated device")
+        sides = session, _twin(bundle)
+        one, other = (_generate(bundle, side) for side in sides)
+        record = gate.compare_exact("bringup", "model", one.ids, other.ids, rules)
+        if not record.passed:
+            told = {"tokens": one.ids, "emulated_tokens": other.ids}
+            told |= {"logits": one.logits, "emulated_logits": other.logits}
+            made = postmortem.of_model(config, bundle, sides, one.prompt, told, rules)
+            raise postmortem.Failed(record.to_json(), made)
+        return Outcome(f": {TOKENS} tokens as on the emulated device", [])
 
     def bench() -> Outcome:
         with unpoisoned(session):
-            _, marks = _generate(bundle, session, rounds=2)
+            marks = _generate(bundle, session, rounds=2).marks
         ttft, rest = marks[1] - marks[0], (marks[-1] - marks[1]) / max(1, len(marks) - 2)
         text = f": TTFT {ttft / 1e3:.1f} ms, TPOT {rest / 1e3:.1f} ms ({session.label})"
         return Outcome(text, [])
@@ -219,12 +259,6 @@ def whole(
     yield item("block", "block:0", key, block)
     yield item("model", f"model:{TOKENS} tokens", key, tokens)
     yield item("bench", "bench", key, bench)
-
-
-def _held(record: gate.Record, text: str) -> Outcome:
-    if not record.passed:
-        raise GateFailed(record.to_json())
-    return Outcome(text, [])
 
 
 def _twin(bundle: Path) -> Any:
@@ -240,36 +274,55 @@ def _there(bundle: Path) -> Path:
     return bundle
 
 
-def _block(bundle: Path, session: Any) -> Any:
-    """Output f32 [bucket, dim] of layer 0 for drawn inputs."""
+def _block(bundle: Path, session: Any) -> dict[str, Any]:
+    """All values of layer 0's prefill, f32 by name, for a drawn input."""
     import numpy as np
 
     from runtime.bf16 import narrow
-    from runtime.binding import BLOCK_OUT
     from runtime.runner import Capture, Runner
 
     runner = Runner(_there(bundle), session)
     bucket = min(runner.bundle.manifest.prefill)
     drawn = np.random.default_rng(0).standard_normal((bucket, runner.bundle.manifest.model.dim))
-    capture = Capture(frozenset({BLOCK_OUT}), frozenset({0}))
+    capture = Capture(postmortem.values_of(bundle) | {BLOCK_OUT}, frozenset({0}))
     runner.block(0, narrow(drawn.astype(np.float32)), capture)
-    return capture.tensors[0, BLOCK_OUT]
+    return {name: tensor for (_, name), tensor in capture.tensors.items()}
 
 
-def _generate(bundle: Path, session: Any, rounds: int = 1) -> tuple[list[int], list[float]]:
-    """Greedy tokens of the last round, and the session's clock before the first and after each."""
+@dataclass(frozen=True)
+class Generated:
+    """Greedy tokens and logits of a generation; the clock before the first token and after each."""
+
+    prompt: Sequence[int]
+    ids: Sequence[int]
+    logits: Any
+    marks: Sequence[float]
+
+
+def _generate(bundle: Path, session: Any, rounds: int = 1) -> Generated:
+    """The last of some rounds."""
+    import numpy as np
+
     from runtime.runner import Runner
     from runtime.sampling import Sampler
 
     runner = Runner(_there(bundle), session)
     vocabulary, room = runner.bundle.manifest.model.vocab, runner.bundle.manifest.context
     prompt = [token % vocabulary for token in PROMPT]
+    sampler = Sampler()
     for _ in range(rounds):
-        ids, marks = [], [session.now_us()]
-        for token in runner.generate(prompt, Sampler(), min(TOKENS, room - len(prompt))):
+        ids: list[int] = []
+        seen: list[Any] = []
+
+        def pick(logits: Any, seen: list[Any] = seen) -> int:
+            seen.append(logits)
+            return sampler(logits)
+
+        marks = [session.now_us()]
+        for token in runner.generate(prompt, pick, min(TOKENS, room - len(prompt))):
             ids.append(token)
             marks.append(session.now_us())
-    return ids, marks
+    return Generated(prompt, ids, np.stack(seen), marks)
 
 
 def kernel_log() -> list[str]:
@@ -279,6 +332,16 @@ def kernel_log() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line for line in done.stdout.splitlines() if "amdxdna" in line][-40:]
+
+
+def commit() -> str:
+    """This repository's commit, with a mark when files differ from it; empty without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()
 
 
 def file_name(name: str) -> str:
