@@ -17,7 +17,7 @@ from strict_pyxrt import Behaviour, module
 from tiny_bundle import project, write_bundle, write_dispatch
 
 from runtime.xrt import Npu2
-from tilegate import bringup, contact, device, diagnose, kernels, measured
+from tilegate import bringup, contact, device, diagnose, kernels, measured, twin
 from tilegate.bringup import Bench, Item, append, items, run, transfer
 from tilegate.config import load
 from tilegate.contact import Outcome
@@ -184,6 +184,18 @@ def test_only_a_chip_is_written_to_what_calibrates_the_twin(tmp_path: Path) -> N
     assert measured.load(tmp_path / "measured.yaml")[0]["latency_us"] == 123.0
     (other,) = yaml.safe_load((tmp_path / "stand-in.yaml").read_text())["records"]
     assert other["timing"] is False and other["role"] in measured.NOT_FITTED
+
+
+def test_every_time_is_kept_and_the_twin_reads_the_file(bench: Bench, tmp_path: Path) -> None:
+    """Kernels, transfers and dispatches; what the table has no op for is shown and not fitted."""
+    found = [*few(bench), named(bench, "decode_attention")]
+    run(iter(found), tmp_path, bench.session.label)
+    rows = measured.load(tmp_path / "stand-in.yaml")
+    assert len(rows) == len(found) and all(row["latency_us"] > 0 for row in rows)
+    assert {"bringup.transfer", "bringup.dispatch"} <= {row["op"] for row in rows}
+    shown = twin.compare(rows, device.load("npu2"), numerics=False)
+    assert [row["id"] for row in shown["rows"]] == [row["id"] for row in rows]
+    assert not shown["groups"], "a stand-in's times are no measurements"
 
 
 def test_rows_round_trip_for_each_op_of_the_table() -> None:

@@ -111,6 +111,7 @@ def test_xrt_is_held_against_its_window(tmp_path: Path, version: str, state: str
     (tmp_path / "opt/xilinx/xrt/version.json").write_text(f'{{"BUILD_VERSION" : "{version}"}}')
     found = report(here)["xrt"]
     assert found.state == state and version in found.detail
+    assert "(estimate)" in found.detail + found.fix
     assert ("supported from 2.20" in found.fix) is (state == "missing")
 
 
@@ -137,5 +138,23 @@ def test_the_toolchain_is_found_and_its_versions_are_read(tmp_path: Path) -> Non
 
 
 def test_windows_are_there_for_all_that_is_checked() -> None:
-    for what in ("xrt", "peano", "mlir_air", "mlir_aie"):
-        assert npu_doctor.windowed(what, "", "/x", "missing").state == "optional"
+    for what in ("xrt", "peano", "mlir_air", "mlir_aie", "kernel"):
+        found = npu_doctor.windowed(what, "", "/x", "missing")
+        assert found.state == "optional" and "(estimate)" in found.fix
+
+
+def test_driver_and_firmware_say_their_versions(tmp_path: Path) -> None:
+    here = machine(tmp_path)
+    assert report(here)["driver"].state == "optional"
+    (tmp_path / "proc/sys/kernel").mkdir(parents=True)
+    for kernel, state in (("6.8.0-31-generic", "optional"), ("6.14.2", "ok")):
+        (tmp_path / "proc/sys/kernel/osrelease").write_text(f"{kernel}\n")
+        found = report(here)["driver"]
+        assert found.state == state and kernel in found.detail
+    (tmp_path / "sys/bus/pci/drivers/amdxdna/module").mkdir()
+    (tmp_path / "sys/bus/pci/drivers/amdxdna/module/version").write_text("2.21.0\n")
+    assert report(here)["driver"].detail.startswith("amdxdna 2.21.0, kernel 6.14.2")
+    firmware = tmp_path / "sys/class/accel/accel0/device/fw_version"
+    firmware.parent.mkdir(parents=True)
+    firmware.write_text("1.0.0.63\n")
+    assert report(here)["firmware"] == Finding("firmware", "ok", "1.0.0.63")

@@ -297,7 +297,7 @@ def _kernel(bench: Bench, stage: str, plan: TilePlan, name: str, op: str | None)
             off = contact.judged(bench.config, dispatch, rounded, got, wanted, tier)
             worst = max(worst, off)
         us = statistics.median(program.time() for _ in range(10))
-        rows = [] if op is None else measured.rows(plan, us, worst, bench.session.label)
+        rows = measured.rows(plan, us, worst, bench.session.label)
         return Outcome(f": {us:.1f} us, mean_rel_l1 {worst:.2e} ({bench.session.label})", rows)
 
     return Item(stage, f"{stage}:{name}", lambda: bench.binary(dispatch).key, act)
@@ -306,9 +306,13 @@ def _kernel(bench: Bench, stage: str, plan: TilePlan, name: str, op: str | None)
 def _dispatch(bench: Bench, dispatch: Dispatch) -> Item:
     def act() -> Outcome:
         program = contact.Program(bench.session, bench.binary(dispatch).path, dispatch)
-        contact.like_the_emulated(bench.config, bench.store, dispatch, program)
+        off = contact.like_the_emulated(bench.config, bench.store, dispatch, program)
         us = statistics.median(program.time() for _ in range(10))
-        return Outcome(f": {us:.1f} us ({bench.session.label})", [])
+        label, model = bench.session.label, bench.config.model.name
+        times = {"latency_us": us, "mean_rel_l1_to_emulated": off}
+        name, launches = f"{model}.{dispatch.name}", sum(1 for _ in dispatch.launches())
+        row = measured.unfitted(name, "dispatch", {"launches": launches}, times, label)
+        return Outcome(f": {us:.1f} us ({label})", [row])
 
     return Item("dispatch", f"dispatch:{dispatch.name}", lambda: bench.binary(dispatch).key, act)
 

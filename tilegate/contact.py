@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilegate import gate, policy, postmortem
+from tilegate import gate, measured, policy, postmortem
 from tilegate.config import Config
 from tilegate.diagnose import Case
 from tilegate.dispatch import Dispatch, dispatch_node
@@ -163,9 +163,9 @@ def judged(
     return worst
 
 
-def like_the_emulated(config: Config, store: Store, dispatch: Dispatch, program: Program) -> None:
+def like_the_emulated(config: Config, store: Store, dispatch: Dispatch, program: Program) -> float:
     """Outputs of a dispatch against those of the emulated device, whole and row by row, and each
-    launch by itself: a residual hides what is wrong before it.
+    launch by itself: a residual hides what is wrong before it. The worst mean_rel_l1 of outputs.
 
     Raises postmortem.Failed with the first launch whose result does not follow from its operands.
     """
@@ -177,6 +177,7 @@ def like_the_emulated(config: Config, store: Store, dispatch: Dispatch, program:
     got = run_or_keep(config, program, operands, dispatch.name)
     rules = policy.load(config.gate)
     made = postmortem.of_launches(config, dispatch, {**operands, **got}, rules)
+    worst = 0.0
     for argument in dispatch.arguments:
         if argument.role != "out" or argument.kind == "intermediate":
             continue
@@ -188,7 +189,9 @@ def like_the_emulated(config: Config, store: Store, dispatch: Dispatch, program:
         if not record.passed:
             last = Case("bringup", argument.name, "", None, dispatch.phase, one, other)
             raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
+        worst = max(worst, float(record.metrics["mean_rel_l1"]))
     postmortem.each_follows(dispatch.name, made)
+    return worst
 
 
 def _drawn(argument: Any, random: Any) -> Any:
@@ -254,7 +257,9 @@ def whole(
             marks = _generate(bundle, session, rounds=2).marks
         ttft, rest = marks[1] - marks[0], (marks[-1] - marks[1]) / max(1, len(marks) - 2)
         text = f": TTFT {ttft / 1e3:.1f} ms, TPOT {rest / 1e3:.1f} ms ({session.label})"
-        return Outcome(text, [])
+        times = {"ttft_s": ttft / 1e6, "decode_tok_s": 1e6 / rest if rest else None}
+        row = measured.unfitted(config.model.name, "model", {}, times, session.label)
+        return Outcome(text, [row])
 
     yield item("block", "block:0", key, block)
     yield item("model", f"model:{TOKENS} tokens", key, tokens)

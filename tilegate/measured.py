@@ -142,7 +142,7 @@ def _stream(row: Mapping[str, Any]) -> TilePlan:
 
 
 def rows(plan: TilePlan, us: float, mean_rel_l1: float, source: str) -> list[dict[str, Any]]:
-    """The record of a kernel measured alone, in the table's names; none where it has no row."""
+    """The record of a kernel measured alone: in the table's names, else one that is not fitted."""
     shape, tile = dict(plan.shape), dict(plan.tile)
     for theirs, (ours, fields, _) in OPS.items():
         if ours != plan.op or not set(fields.values()) <= set(shape):
@@ -171,7 +171,23 @@ def rows(plan: TilePlan, us: float, mean_rel_l1: float, source: str) -> list[dic
         named = translate(row)
         if named is not None and named[1] == shape and _equal(named[2], tile):
             return [row]
-    return []
+    times = {"latency_us": us, "mean_rel_l1": mean_rel_l1}
+    size = ".".join(str(value) for _, value in plan.shape)
+    return [unfitted(f"{plan.op}.{size}", plan.launches[0].name, tile, times, source, **shape)]
+
+
+def unfitted(
+    name: str,
+    kind: str,
+    config: Mapping[str, Any],
+    times: Mapping[str, Any],
+    source: str,
+    **more: Any,
+) -> dict[str, Any]:
+    """A record of what the table has no op for: kept and shown, nothing is fitted to it."""
+    plain = {key: str(value) for key, value in config.items()}
+    head = {"id": f"{name}.bringup", "op": f"bringup.{kind}", **more, "config": plain}
+    return {**head, "regime": "elf", **times, "timing": True, "role": "anomaly", "source": source}
 
 
 def _pair(herd: Any) -> tuple[int, int]:

@@ -95,6 +95,7 @@ def findings(device: Device, machine: Machine | None = None) -> Iterator[Finding
     machine = machine or Machine()
     wanted: State = "missing" if device.backend == "xrt" else "optional"
     yield chip(device, machine, wanted)
+    yield _driver(device, machine)
     yield _firmware(machine)
     yield from _runtime(machine, wanted)
     yield from toolchain(machine, wanted)
@@ -155,16 +156,30 @@ def _pci(machine: Machine) -> dict[str, str]:
     return found
 
 
+def _driver(device: Device, machine: Machine) -> Finding:
+    """The bound driver's own version, or that of the kernel it came with; never `missing`: whether
+    one is bound is the chip's answer."""
+    kernel = machine.read("/proc/sys/kernel/osrelease")
+    for place, name in _pci(machine).items():
+        driver = f"/sys/bus/pci/devices/{place}/driver"
+        if name in device.pci and machine.path(driver).exists():
+            called = machine.path(driver).resolve().name
+            version = machine.read(f"{driver}/module/version")
+            if version:
+                return Finding("driver", "ok", f"{called} {version}, kernel {kernel or 'unknown'}")
+            return windowed("kernel", kernel, f"{called} of the kernel", "optional", "driver")
+    return Finding("driver", "optional", f"none is bound, kernel {kernel or 'unknown'}", DRIVER)
+
+
 def _firmware(machine: Machine) -> Finding:
     version = machine.read("/sys/class/accel/accel0/device/fw_version")
-    kernel = machine.read("/proc/sys/kernel/osrelease") or "unknown"
     if version:
-        return Finding("firmware", "ok", f"{version}, kernel {kernel}")
-    return Finding("firmware", "optional", f"not reported, kernel {kernel}", "needs a bound driver")
+        return Finding("firmware", "ok", version)
+    return Finding("firmware", "optional", "not reported", "needs a bound driver")
 
 
 def _runtime(machine: Machine, wanted: State) -> Iterator[Finding]:
-    """XRT, its Python module, and the limit on locked memory."""
+    """XRT and its Python module."""
     xrt = Path(machine.environment.get("XILINX_XRT", "") or machine.path("/opt/xilinx/xrt"))
     if not xrt.is_dir():
         fix = "install the xrt and xrt_plugin-amdxdna packages of amd/xdna-driver"
@@ -218,18 +233,20 @@ def toolchain(machine: Machine, wanted: State = "missing") -> Iterator[Finding]:
         yield windowed(what, found.group(1) if found else "", path, wanted)
 
 
-def windowed(what: str, version: str, place: str, wanted: State) -> Finding:
-    """A version against the supported window."""
+def windowed(what: str, version: str, place: str, wanted: State, shown: str = "") -> Finding:
+    """A version against the supported window; an estimated window is said to be one."""
     import yaml
 
     window = yaml.safe_load(WINDOWS.read_text())[what]
-    span = f"supported from {window['least']} to below {window['below']}: {window['why']}"
+    kind = "" if window["basis"] == "source" else f" ({window['basis']})"
+    bounds = f"from {window['least']} to below {window['below']}{kind}"
+    span, shown = f"supported {bounds}: {window['why']}", shown or what
     if not version:
-        return Finding(what, "optional", f"{place}, version unknown", span)
+        return Finding(shown, "optional", f"{place}, version unknown", span)
     number = _numbers(version)
     if _numbers(window["least"]) <= number < _numbers(window["below"]):
-        return Finding(what, "ok", f"{version} at {place}")
-    return Finding(what, wanted, f"{version} at {place} is outside of the window", span)
+        return Finding(shown, "ok", f"{version} at {place}, within {bounds}")
+    return Finding(shown, wanted, f"{version} at {place} is outside of the window", span)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
