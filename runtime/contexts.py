@@ -119,6 +119,10 @@ class Loaded:
         self._kernel = self._context = self._source = None
 
 
+FULL = re.compile(r"No space left on device|CREATE_HWCTX.*err=-(22|16)\b")
+"""What drivers say when they have no context left; older ones call it -22 or -16."""
+
+
 class Contexts:
     """The open contexts. `limit` is unknown until the driver refuses one."""
 
@@ -143,7 +147,7 @@ class Contexts:
                 loaded = Loaded(self._xrt, device, program)
                 break
             except RuntimeError as error:
-                if "No space left on device" not in str(error) or not self._live:
+                if not FULL.search(str(error)) or not self._live:
                     fix = advice(error)
                     text = f"{program.dispatch.name}: {str(error).strip()}"
                     raise DeviceError(f"{text}: {fix}" if fix else text) from None

@@ -32,6 +32,7 @@ class Behaviour:
 
     name: str = "NPU Strix"
     contexts: int = 16
+    full: str = "(err=-28): No space left on device"
     open_error: str = ""
     final_state: int = 4
     never_ends: bool = False
@@ -183,7 +184,7 @@ class HwContext:
         gc.collect()
         if len(device.behaviour.live) >= device.behaviour.contexts:
             call = "DRM_IOCTL_AMDXDNA_CREATE_HWCTX IOCTL failed"
-            raise RuntimeError(f"{call} (err=-28): No space left on device")
+            raise RuntimeError(f"{call} {device.behaviour.full}")
         if isinstance(source, Uuid) and source.text not in device.registered:
             raise RuntimeError("No xclbin with given uuid is registered")
         device.behaviour.live.add(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -22,12 +21,13 @@ from runtime.errors import BundleError, DeviceError
 from runtime.manifest import parse_timing
 from runtime.session import open_session
 from runtime.xrt import Lock, Npu2, compiled
-from tilegate import kernels, solo
+from tilegate import bringup, device, hardware, kernels, solo
+from tilegate.dispatch import solo as solo_dispatch
 from tilegate.store import Store
 
 SHAPE = {"M": 8, "N": 256, "broadcast": False}
 TILE = {"herd": (8, 1), "tile_n": 256}
-PROVIDERS = ("emulated", "elf", "xclbin", "hardware")
+PROVIDERS = ("emulated", "elf", "xclbin", pytest.param("hardware", marks=pytest.mark.hardware))
 
 
 @pytest.fixture(scope="module")
@@ -107,12 +107,15 @@ def rig(request: pytest.FixtureRequest, built: Path) -> Iterator[Rig]:
 
 
 def _hardware() -> Iterator[Rig]:
-    """A real NPU: `TILEGATE_NPU_DISPATCH` names the folder of this addition, built for it."""
-    folder = os.environ.get("TILEGATE_NPU_DISPATCH")
-    if importlib.util.find_spec("pyxrt") is None or not folder:
-        pytest.skip("NOT RUN ON HARDWARE: no pyxrt, or TILEGATE_NPU_DISPATCH is not set")
+    """A real NPU, with this addition built for it by the toolchain that is here."""
+    if importlib.util.find_spec("pyxrt") is None:
+        pytest.skip("NOT RUN ON HARDWARE: no pyxrt")
+    if hardware.tools().missing:
+        pytest.skip(f"NOT RUN ON HARDWARE: no {hardware.tools().missing[0]} to build for it")
+    dispatch = solo_dispatch(kernels.contract("add").plan(SHAPE, TILE))
+    binary = bringup.make(Store(), hardware.binary_node(dispatch, device.load("npu2")))
     session = Npu2()
-    yield Rig(session, Path(folder))
+    yield Rig(session, binary.path)
     session.close()
 
 
@@ -233,10 +236,11 @@ def test_with_poison_always_a_later_run_is_checked_too(behaviour: Behaviour, bui
         rig.run.wait(1000)
 
 
+@pytest.mark.parametrize("full", ["", "(err=-22): Invalid argument", "(err=-16): busy"])
 def test_contexts_give_way_to_the_latest_and_the_limit_is_found(
-    behaviour: Behaviour, built: Path, tmp_path: Path
+    behaviour: Behaviour, built: Path, tmp_path: Path, full: str
 ) -> None:
-    behaviour.contexts = 3
+    behaviour.contexts, behaviour.full = 3, full or behaviour.full
     session = Npu2()
     rigs = []
     for number in range(5):

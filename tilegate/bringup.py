@@ -1,9 +1,10 @@
 """`doit bringup device=npu2`: first contact with a real NPU, stage by stage, resumable.
 
-environment, the smallest transfer, a copy, each kernel from the smallest shape, each dispatch, one
-block, the model, bench. Every item is judged before the next one starts and remembered with the key
-of its binary; a second run goes on where the first one stopped. A failure leaves a report that can
-be attached to a bug. Times and errors that a chip gave go to `measured.yaml`, in the schema that
+environment, the smallest transfer (in the place of an empty dispatch: docs/verification.md says
+why), a copy, each kernel from the smallest shape, each dispatch, one block, the model, bench. Every
+item is judged before the next one starts and remembered with the key of its binary; a second run
+goes on where the first one stopped. A failure leaves a report that can be attached to a bug, with
+its tensors and what the debug skills found in them. Times and errors that a chip gave go to `measured.yaml`, in the schema that
 `python -m tilegate.twin` reads; those of a stand-in for pyxrt to `stand-in.yaml`, never there.
 """
 
@@ -295,6 +296,9 @@ def _kernel(bench: Bench, stage: str, plan: TilePlan, name: str, op: str | None)
             wanted = contract.reference(shape, rounded) if op else {"y": rounded["x"]}
             got = contact.run_or_keep(bench.config, program, rounded, name)
             off = contact.judged(bench.config, dispatch, rounded, got, wanted, tier)
+            if op is None and off:
+                reasons = [f"a transfer changed its data: mean_rel_l1 {off:.3g}"]
+                raise GateFailed({"gate": "bringup", "subject": name, "reasons": reasons})
             worst = max(worst, off)
         us = statistics.median(program.time() for _ in range(10))
         rows = measured.rows(plan, us, worst, bench.session.label)
