@@ -27,6 +27,7 @@ KNOWS_DOIT = {"tilegate/tasks.py", "dodo.py"}
 SPINE_READS = {
     "tilegate/bringup.py": {"runtime"},  # first contact with a real NPU: its session
     "tilegate/contact.py": {"runtime"},  # the same against the emulated one
+    "tilegate/postmortem.py": {"runtime"},  # values of a failure as the bundle holds them
     "tilegate/audit.py": {"runtime"},  # checks the seal and the files against it
     "tilegate/bundle.py": {"runtime"},  # seals the manifest in the runtime's own format
     "tilegate/onboard.py": {"oracle"},  # reads a published config.json

@@ -4,8 +4,9 @@ environment, the smallest transfer (in the place of an empty dispatch: docs/veri
 why), a copy, each kernel from the smallest shape, each dispatch, one block, the model, bench. Every
 item is judged before the next one starts and remembered with the key of its binary; a second run
 goes on where the first one stopped. A failure leaves a report that can be attached to a bug, with
-its tensors and what the debug skills found in them. Times and errors that a chip gave go to `measured.yaml`, in the schema that
-`python -m tilegate.twin` reads; those of a stand-in for pyxrt to `stand-in.yaml`, never there.
+its tensors and what the debug skills found in them. Times and errors that a chip gave go to
+`measured.yaml`, in the schema that `python -m tilegate.twin` reads; those of a stand-in for pyxrt
+to `stand-in.yaml`, never there.
 """
 
 from __future__ import annotations
