@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -242,19 +242,28 @@ def whole(
         return Outcome(": layer 0 as on the emulated device", [])
 
     def tokens() -> Outcome:
-        sides = session, _twin(bundle)
-        one, other = (_generate(bundle, side) for side in sides)
-        record = gate.compare_exact("bringup", "model", one.ids, other.ids, rules)
-        if not record.passed:
-            told = {"tokens": one.ids, "emulated_tokens": other.ids}
-            told |= {"logits": one.logits, "emulated_logits": other.logits}
-            made = postmortem.of_model(config, bundle, sides, one.prompt, told, rules)
-            raise postmortem.Failed(record.to_json(), made)
+        sides, both = (session, _twin(bundle)), (Generated(), Generated())
+        told: dict[str, Any] = {}
+        try:
+            for side, made, which in zip(sides[::-1], both, ("emulated_", ""), strict=True):
+                try:
+                    _generate(bundle, side, made)
+                finally:
+                    told |= made.kept(which)
+            one, other = both[1].ids, both[0].ids
+            record = gate.compare_exact("bringup", "model", one, other, rules).to_json()
+        except UserError:
+            raise
+        except Exception as error:
+            record = postmortem.record_of("model", error)
+        if record["verdict"] != "pass":
+            cases = postmortem.of_model(config, bundle, sides, both[0].prompt, told, rules)
+            raise postmortem.Failed(record, cases)
         return Outcome(f": {TOKENS} tokens as on the emulated device", [])
 
     def bench() -> Outcome:
         with unpoisoned(session):
-            marks = _generate(bundle, session, rounds=2).marks
+            marks = _generate(bundle, session, Generated(), rounds=2).marks
         ttft, rest = marks[1] - marks[0], (marks[-1] - marks[1]) / max(1, len(marks) - 2)
         text = f": TTFT {ttft / 1e3:.1f} ms, TPOT {rest / 1e3:.1f} ms ({session.label})"
         times = {"ttft_s": ttft / 1e6, "decode_tok_s": 1e6 / rest if rest else None}
@@ -294,40 +303,45 @@ def _block(bundle: Path, session: Any) -> dict[str, Any]:
     return {name: tensor for (_, name), tensor in capture.tensors.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Generated:
     """Greedy tokens and logits of a generation; the clock before the first token and after each."""
 
-    prompt: Sequence[int]
-    ids: Sequence[int]
-    logits: Any
-    marks: Sequence[float]
+    prompt: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    logits: list[Any] = field(default_factory=list)
+    marks: list[float] = field(default_factory=list)
+
+    def kept(self, whose: str) -> dict[str, Any]:
+        """Tokens and logits, as far as it came, for the tensors of a failure."""
+        import numpy as np
+
+        logits = np.array(self.logits, np.float32)
+        return {f"{whose}tokens": np.array(self.ids, np.int64), f"{whose}logits": logits}
 
 
-def _generate(bundle: Path, session: Any, rounds: int = 1) -> Generated:
-    """The last of some rounds."""
-    import numpy as np
-
+def _generate(bundle: Path, session: Any, made: Generated, rounds: int = 1) -> Generated:
+    """The last of some rounds; `made` is filled on the way: a failure leaves what it had."""
     from runtime.runner import Runner
     from runtime.sampling import Sampler
 
     runner = Runner(_there(bundle), session)
     vocabulary, room = runner.bundle.manifest.model.vocab, runner.bundle.manifest.context
-    prompt = [token % vocabulary for token in PROMPT]
+    made.prompt[:] = [token % vocabulary for token in PROMPT]
     sampler = Sampler()
+
+    def pick(logits: Any) -> int:
+        made.logits.append(logits)
+        return sampler(logits)
+
     for _ in range(rounds):
-        ids: list[int] = []
-        seen: list[Any] = []
-
-        def pick(logits: Any, seen: list[Any] = seen) -> int:
-            seen.append(logits)
-            return sampler(logits)
-
-        marks = [session.now_us()]
-        for token in runner.generate(prompt, pick, min(TOKENS, room - len(prompt))):
-            ids.append(token)
-            marks.append(session.now_us())
-    return Generated(prompt, ids, np.stack(seen), marks)
+        made.ids.clear()
+        made.logits.clear()
+        made.marks[:] = [session.now_us()]
+        for token in runner.generate(made.prompt, pick, min(TOKENS, room - len(made.prompt))):
+            made.ids.append(token)
+            made.marks.append(session.now_us())
+    return made
 
 
 def kernel_log() -> list[str]:
