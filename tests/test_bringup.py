@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 import yaml
 from emission_cases import TINY
+from faulty import overrides
 from strict_pyxrt import Behaviour, module
 from tiny_bundle import project, write_bundle, write_dispatch
 
+from runtime.emulated import EmulatedNpu2
+from runtime.manifest import read_manifest
 from runtime.xrt import Npu2
 from tilegate import bringup, contact, device, diagnose, kernels, measured, twin
 from tilegate.bringup import Bench, Item, append, items, run, transfer
@@ -24,6 +27,7 @@ from tilegate.contact import Outcome
 from tilegate.deployment import resolve
 from tilegate.dispatch import Dispatch, dispatch_node, solo
 from tilegate.errors import BrokenTool, GateFailed, UserError
+from tilegate.graph import nodes
 from tilegate.legality import judge_plan
 from tilegate.store import Store, default_cache
 
@@ -265,6 +269,32 @@ def test_a_model_that_goes_wrong_leaves_tensors_of_the_first_layer_that_does(
     (case,) = diagnose.kept(Path(report["tensors"]))
     assert case.wrong and len(case.values["tokens"]) == len(case.values["emulated_tokens"])
     assert case.values["logits"].shape == case.values["emulated_logits"].shape
+
+
+@pytest.mark.parametrize(
+    ("fault", "skill", "op"),
+    [
+        (None, "", ""),
+        ("swapped_arguments", "debug-swapped-arguments", "k_proj"),
+        ("dropped_sync_back", "debug-stale-buffer", "attn_norm"),
+    ],
+)
+def test_a_block_is_judged_launch_by_launch(
+    bench: Bench, tmp_path: Path, fault: str | None, skill: str, op: str
+) -> None:
+    """The emulated device with a fault of its own in the place of the chip, on a real bundle."""
+    config, store = load(tuple(overrides("tiny-llama"))), Store()
+    runner = next(node for node in nodes(config, store) if node.name == "runner")
+    bundle = tmp_path / config.model.name
+    bundle.symlink_to(bringup.make(store, runner).path / "bundle")
+    session = EmulatedNpu2(read_manifest(bundle).device, fault=fault)
+    found = [one for one in contact.whole(config, session, Item, tmp_path) if one.stage == "block"]
+    if fault is None:
+        assert run(iter(found), tmp_path / "reports", bench.session.label) == ["block:0"]
+        return
+    report = failed(found, tmp_path / "reports", bench)
+    assert report["first_wrong"]["op"] == op and report["first_wrong"]["layer"] == 0
+    assert any(line.startswith(skill) for line in report["causes"]), report["causes"]
 
 
 def test_one_item_runs_again_by_its_name(bench: Bench, tmp_path: Path) -> None:

@@ -230,15 +230,21 @@ def whole(
 
     def block() -> Outcome:
         one, other = (_block(bundle, side) for side in (session, _twin(bundle)))
-        pair = one[BLOCK_OUT], other[BLOCK_OUT]
-        record = gate.compare_block(
-            "bringup", "block 0", *pair, rules, config.model.head_dim, pair[1].size
-        )
-        made = postmortem.of_layer(config, bundle, 0, one, rules)
-        if not record.passed:
-            last = Case("bringup", BLOCK_OUT, "", 0, "prefill", *pair, values=one)
-            raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
-        postmortem.each_follows("block 0", made)
+        for phase, seen in one.items():
+            pair = seen[BLOCK_OUT], other[phase][BLOCK_OUT]
+            subject = f"block 0, {phase}"
+            record = gate.compare_block(
+                "bringup", subject, *pair, rules, config.model.head_dim, pair[1].size
+            )
+            made = (
+                postmortem.of_layer(config, bundle, 0, seen, rules)
+                if phase == "prefill"
+                else postmortem.of_decode(config, bundle, 0, one["prefill"], seen, rules)
+            )
+            if not record.passed:
+                last = Case("bringup", BLOCK_OUT, "", 0, phase, *pair, values=seen)
+                raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
+            postmortem.each_follows(subject, made)
         return Outcome(": layer 0 as on the emulated device", [])
 
     def tokens() -> Outcome:
@@ -288,8 +294,8 @@ def _there(bundle: Path) -> Path:
     return bundle
 
 
-def _block(bundle: Path, session: Any) -> dict[str, Any]:
-    """All values of layer 0's prefill, f32 by name, for a drawn input."""
+def _block(bundle: Path, session: Any) -> dict[str, dict[str, Any]]:
+    """All values of layer 0's prefill of a drawn input, and of a decode of one of its tokens."""
     import numpy as np
 
     from runtime.bf16 import narrow
@@ -298,9 +304,15 @@ def _block(bundle: Path, session: Any) -> dict[str, Any]:
     runner = Runner(_there(bundle), session)
     bucket = min(runner.bundle.manifest.prefill)
     drawn = np.random.default_rng(0).standard_normal((bucket, runner.bundle.manifest.model.dim))
-    capture = Capture(postmortem.values_of(bundle) | {BLOCK_OUT}, frozenset({0}))
-    runner.block(0, narrow(drawn.astype(np.float32)), capture)
-    return {name: tensor for (_, name), tensor in capture.tensors.items()}
+    x = narrow(drawn.astype(np.float32))
+    values, layers = postmortem.values_of(bundle) | {BLOCK_OUT}, frozenset({0})
+    prefill = runner.block(0, x, Capture(values, layers))
+    at = postmortem.decoded_at(runner.bundle.manifest)
+    decode = runner.decode_block(0, x[at], at, Capture(values, layers))
+    return {
+        phase: {name: tensor for (_, name), tensor in capture.tensors.items()}
+        for phase, capture in (("prefill", prefill), ("decode", decode))
+    }
 
 
 @dataclass

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tilegate.policy import Policy
 GATE = "bringup"
 JUST_BELOW = 0.95  # of the error: a case of a failed gate is wrong whatever limit it broke
 ENTRY, OUTPUT, NORMED = "x", "mlp_residual", "final_norm"
+EARLY = 7
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -165,39 +167,95 @@ def of_layer(
     tokens: int = 1,
 ) -> list[Case]:
     """The launches of one layer's prefill of some tokens, from values captured on the device."""
-    from runtime.bf16 import as_f32
     from runtime.bundle import load
-    from runtime.weights import rope_table, static_value
-    from tilegate.deployment import resolve
-    from tilegate.store import default_cache
 
     loaded = load(bundle)
     bucket = bucket_of(loaded.manifest, tokens)
-    found: list[Case] = []
-    known = {d.name: d for d in resolve(config, default_cache()).dispatches}
-    for name in loaded.manifest.prefill[bucket]:
+    names = loaded.manifest.prefill[bucket]
+    facts = {**bundle_facts(config, bundle, bucket), "tokens": max(tokens, 1)}
+    given = _Given(loaded, layer, range(bucket), tensors, {})
+    return [case for name in names for case in given.cases(config, name, rules, facts)]
+
+
+def of_decode(
+    config: Config,
+    bundle: Path,
+    layer: int,
+    prefilled: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    rules: Policy,
+) -> list[Case]:
+    """The launches of one layer's decode, which puts a prefilled token anew in its place."""
+    from runtime.bundle import load
+
+    loaded = load(bundle)
+    at = decoded_at(loaded.manifest)
+    given = _Given(loaded, layer, range(at, at + 1), tensors, prefilled)
+    facts = {**bundle_facts(config, bundle, 1), "tokens": at + 1}
+    return [
+        case for name in loaded.manifest.decode for case in given.cases(config, name, rules, facts)
+    ]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What the dispatches of a layer hold at some positions: captured, or as it should be."""
+
+    loaded: Any
+    layer: int
+    positions: range
+    tensors: Mapping[str, Any]
+    prefilled: Mapping[str, Any]  # values of the prefill before a decode
+
+    def cases(
+        self, config: Config, name: str, rules: Policy, facts: Mapping[str, Any]
+    ) -> list[Case]:
+        from tilegate.deployment import resolve
+        from tilegate.store import default_cache
+
+        known = {d.name: d for d in resolve(config, default_cache()).dispatches}
         if name not in known:
-            return found  # a bundle of another configuration: its plans are not at hand
-        held: dict[str, Any] = {}
-        for argument in loaded.dispatches[name].arguments:
-            if argument.kind == "static" and argument.tensor:
-                tensor = argument.tensor.format(layer=layer)
-                value = as_f32(static_value(loaded.tensors, tensor, argument))
-                held[argument.name] = value.reshape(argument.shape)
-            elif argument.kind == "table":  # q's and k's have one name and different rows
-                table = as_f32(rope_table(loaded.manifest.rope, bucket, argument.shape[-1]))
-                repeats = argument.shape[0] // bucket
-                held[argument.name] = table.repeat(repeats, axis=0)
-            elif (argument.value or "") in tensors:
-                held[argument.name] = tensors[argument.value or ""]
-        facts = {**bundle_facts(config, bundle, bucket), "tokens": max(tokens, 1)}
-        found += of_launches(config, known[name], held, rules, layer, facts)
-    return found
+            return []  # a bundle of another configuration: its plans are not at hand
+        arguments = self.loaded.dispatches[name].arguments
+        held = {a.name: value for a in arguments if (value := self._value(a)) is not None}
+        return of_launches(config, known[name], held, rules, self.layer, facts)
+
+    def _value(self, argument: Any) -> Any:
+        import numpy as np
+
+        from runtime.bf16 import as_f32
+        from runtime.weights import rope_table, static_value
+
+        last = self.positions[-1]
+        if argument.kind == "static":
+            tensor = argument.tensor.format(layer=self.layer)
+            return as_f32(static_value(self.loaded.tensors, tensor, argument))
+        if argument.kind == "table":  # q's and k's have one name and different rows
+            rope, width = self.loaded.manifest.rope, argument.shape[-1]
+            table = as_f32(rope_table(rope, last + 1, width))[self.positions.start :]
+            return table.repeat(argument.shape[0] // len(table), axis=0)
+        if argument.kind == "position":
+            position = np.zeros(argument.shape, np.int32)
+            position[0] = last
+            return position
+        captured = self.tensors.get(argument.value or "")
+        if argument.kind == "cache" and self.prefilled and captured is not None:
+            cache = np.zeros(argument.shape, np.float32)
+            rows = np.reshape(self.prefilled[argument.value], (-1, argument.shape[-1]))
+            cache[: len(rows)] = rows
+            cache[last] = np.reshape(captured, -1)[: argument.shape[-1]]
+            return cache
+        return captured
 
 
 def bucket_of(manifest: Any, tokens: int) -> int:
     """The bucket in which the runner prefills some tokens."""
     return int(min(size for size in manifest.prefill if size >= tokens))
+
+
+def decoded_at(manifest: Any) -> int:
+    """The position at which the block stage decodes: early, so that a single key counts."""
+    return int(min(EARLY, min(manifest.prefill) - 1))
 
 
 def values_of(bundle: Path, tokens: int = 1) -> frozenset[str]:
