@@ -220,52 +220,12 @@ def whole(
 ) -> Iterator[Any]:
     """The promoted bundle: one block and 32 greedy tokens as the emulated device, then times."""
     bundle = (deploy or ROOT / "build" / "deploy") / config.model.name
-    rules = policy.load(config.gate)
 
     def key() -> str:
         try:
             return str(json.loads((bundle / "manifest.json").read_text())["digest"])
         except (OSError, ValueError, KeyError):
             return ""
-
-    def block() -> Outcome:
-        one, other = (_block(bundle, side) for side in (session, _twin(bundle)))
-        for phase, seen in one.items():
-            pair = seen[BLOCK_OUT], other[phase][BLOCK_OUT]
-            subject = f"block 0, {phase}"
-            record = gate.compare_block(
-                "bringup", subject, *pair, rules, config.model.head_dim, pair[1].size
-            )
-            made = (
-                postmortem.of_layer(config, bundle, 0, seen, rules)
-                if phase == "prefill"
-                else postmortem.of_decode(config, bundle, 0, one["prefill"], seen, rules)
-            )
-            if not record.passed:
-                last = Case("bringup", BLOCK_OUT, "", 0, phase, *pair, values=seen)
-                raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
-            postmortem.each_follows(subject, made)
-        return Outcome(": layer 0 as on the emulated device", [])
-
-    def tokens() -> Outcome:
-        sides, both = (session, _twin(bundle)), (Generated(), Generated())
-        told: dict[str, Any] = {}
-        try:
-            for side, made, which in zip(sides[::-1], both, ("emulated_", ""), strict=True):
-                try:
-                    _generate(bundle, side, made)
-                finally:
-                    told |= made.kept(which)
-            one, other = both[1].ids, both[0].ids
-            record = gate.compare_exact("bringup", "model", one, other, rules).to_json()
-        except UserError:
-            raise
-        except Exception as error:
-            record = postmortem.record_of("model", error)
-        if record["verdict"] != "pass":
-            cases = postmortem.of_model(config, bundle, sides, both[0].prompt, told, rules)
-            raise postmortem.Failed(record, cases)
-        return Outcome(f": {TOKENS} tokens as on the emulated device", [])
 
     def bench() -> Outcome:
         with unpoisoned(session):
@@ -276,9 +236,55 @@ def whole(
         row = measured.unfitted(config.model.name, "model", {}, times, session.label)
         return Outcome(text, [row])
 
-    yield item("block", "block:0", key, block)
-    yield item("model", f"model:{TOKENS} tokens", key, tokens)
+    yield item("block", "block:0", key, lambda: _compare_block(config, bundle, session))
+    name = f"model:{TOKENS} tokens"
+    yield item("model", name, key, lambda: _compare_tokens(config, bundle, session))
     yield item("bench", "bench", key, bench)
+
+
+def _compare_block(config: Config, bundle: Path, session: Any) -> Outcome:
+    """One layer against the emulated device, and launch by launch."""
+    rules = policy.load(config.gate)
+    one, other = (_block(bundle, side) for side in (session, _twin(bundle)))
+    for phase, seen in one.items():
+        pair = seen[BLOCK_OUT], other[phase][BLOCK_OUT]
+        subject = f"block 0, {phase}"
+        record = gate.compare_block(
+            "bringup", subject, *pair, rules, config.model.head_dim, pair[1].size
+        )
+        made = (
+            postmortem.of_layer(config, bundle, 0, seen, rules)
+            if phase == "prefill"
+            else postmortem.of_decode(config, bundle, 0, one["prefill"], seen, rules)
+        )
+        if not record.passed:
+            last = Case("bringup", BLOCK_OUT, "", 0, phase, *pair, values=seen)
+            raise postmortem.Failed(record.to_json(), postmortem.first_wrong(made, last))
+        postmortem.each_follows(subject, made)
+    return Outcome(": layer 0 as on the emulated device", [])
+
+
+def _compare_tokens(config: Config, bundle: Path, session: Any) -> Outcome:
+    """Greedy tokens against the emulated device's; a failure keeps both sides' logits."""
+    rules = policy.load(config.gate)
+    sides, both = (session, _twin(bundle)), (Generated(), Generated())
+    told: dict[str, Any] = {}
+    try:
+        for side, made, which in zip(sides[::-1], both, ("emulated_", ""), strict=True):
+            try:
+                _generate(bundle, side, made)
+            finally:
+                told |= made.kept(which)
+        one, other = both[1].ids, both[0].ids
+        record = gate.compare_exact("bringup", "model", one, other, rules).to_json()
+    except UserError:
+        raise
+    except Exception as error:
+        record = postmortem.record_of("model", error)
+    if record["verdict"] != "pass":
+        cases = postmortem.of_model(config, bundle, sides, both[0].prompt, told, rules)
+        raise postmortem.Failed(record, cases)
+    return Outcome(f": {TOKENS} tokens as on the emulated device", [])
 
 
 def _twin(bundle: Path) -> Any:
