@@ -185,7 +185,10 @@ def test_only_a_chip_is_written_to_what_calibrates_the_twin(tmp_path: Path) -> N
     assert measured.translate(row) == ("gemv", shape, tile)
     append(tmp_path, "measured (NPU2)", row)
     append(tmp_path, "stand-in for pyxrt, not measured", row)
-    assert measured.load(tmp_path / "measured.yaml")[0]["latency_us"] == 123.0
+    (kept,) = measured.load(tmp_path / "measured.yaml")
+    assert (kept["latency_us"], kept["mean_rel_l1"]) == (123.0, 1e-6)
+    assert "1.0e-06" in (tmp_path / "measured.yaml").read_text()
+    assert "measured us" in twin.render(twin.compare([kept], device.load("npu2"), numerics=False))
     (other,) = yaml.safe_load((tmp_path / "stand-in.yaml").read_text())["records"]
     assert other["timing"] is False and other["role"] in measured.NOT_FITTED
 

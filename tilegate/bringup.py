@@ -195,13 +195,17 @@ def _read(path: Path) -> dict[str, Any]:
 
 def append(folder: Path, label: str, row: Mapping[str, Any]) -> None:
     """A row for the twin: into `measured.yaml` only where a chip was timed."""
+    import yaml
+
     real = label.startswith("measured")
     path = folder / ("measured.yaml" if real else "stand-in.yaml")
     if not path.exists():
         path.write_text(f"# {label}; see docs/verification.md\nrecords:\n")
     entry = dict(row) if real else {**row, "timing": False, "role": "anomaly"}
     with path.open("a") as stream:
-        stream.write(f"- {json.dumps(entry)}\n")
+        # No JSON: YAML takes its 1e-06 for a text.
+        line = yaml.safe_dump(entry, default_flow_style=True, sort_keys=False, width=sys.maxsize)
+        stream.write(f"- {line}")
 
 
 def fail(
