@@ -79,7 +79,7 @@ class Lengths:
         return 1 if self.failed else 0
 
     def ids(self, length: int) -> list[int]:
-        """Tokens of real text: after arbitrary ones all logits are nearly equal, and say nothing."""
+        """Tokens of real text: after arbitrary ones the logits are nearly equal, and say little."""
         return self.text[:length]
 
     def say(self, what: str, holds: bool, detail: str) -> None:
