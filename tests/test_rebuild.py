@@ -106,7 +106,7 @@ CONFIG = {
     "unused prompts": (["gate.prompts.full=[hello]"], {"deploy"}),
     "policy of a tier": (
         ["gate.tiers.rope.mean_rel_l1.value=0.004"],
-        {"gate:kernel:rope.*", "deploy"},
+        {"gate:kernel:rope.*", "gate:block", "deploy"},
     ),
     "policy of the block gate": (["gate.block.cosine.value=0.991"], {"gate:block", "deploy"}),
     "policy of the model gate": (
@@ -240,7 +240,7 @@ def test_compiler_flags_cpu_and_packages(keys: Keys, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as patch:
         installed = pycode.version
         patch.setattr(pycode, "version", lambda n: "9" if n == "ml_dtypes" else installed(n))
-        check(keys, keys.rebuilt(), {"gate:kernel:*", "deploy"})
+        check(keys, keys.rebuilt(), {"gate:kernel:*", "gate:block", "deploy"})
         patch.setattr(pycode, "version", lambda n: "9" if n == "transformers" else installed(n))
         assert keys.rebuilt() >= {"weights", "gate:oracle"}
         assert not any(name.startswith(("kernel:", "dispatch:")) for name in keys.rebuilt())

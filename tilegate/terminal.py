@@ -131,7 +131,7 @@ class Reporter:
         seconds = f"{time.monotonic() - self.start:.1f} s"
         if self.failed:
             self._closing_failure(seconds)
-        elif not self.built and self.current == self.done:
+        elif not self.built and not self.summaries and self.current == self.done:
             what = ", ".join(self.selected)
             verb = "is" if len(self.selected) == 1 else "are"
             tasks = "1 task" if self.current == 1 else f"{self.current} tasks"

@@ -23,6 +23,7 @@ REMEMBERED = 8  # earlier inputs and outputs that a stale buffer may still hold
 def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
     """dispatch:*, runner (the staged bundle) and gate:block."""
     config, deployment = graph.config, graph.deployment
+    rules = policy.load(config.gate)
     dispatches = [dispatch_node(dispatch) for dispatch in deployment.dispatches]
     yield from dispatches
     documents = [bundle.predicted(dispatch, config) for dispatch in deployment.dispatches]
@@ -47,7 +48,7 @@ def nodes(graph: Graph, parameters: Mapping[str, Any]) -> Iterable[Node]:
         kind="gate",
         doc="prefill and decode of the first, middle and last layer against the oracle",
         inputs={
-            "policy": [policy.load(config.gate).sections["block"], policy.load(config.gate).tiers],
+            "policy": {"block": rules.sections["block"], "tiers": rules.tiers},
             "model": plain(config.model),
             "fault": faults.device(config.fault),
         },
