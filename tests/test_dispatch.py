@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -155,3 +157,11 @@ def test_two_tiles_of_one_kernel_get_objects_and_symbols_of_their_own() -> None:
         for x in plan.launches
     )
     assert len({word for word in source.split() if word.startswith("call_gemm_matmul_")}) >= 2
+
+
+def test_a_process_may_hold_hundreds_of_dispatches(store: Store, tmp_path: Path) -> None:
+    library = solo.build(gemm("drain"), store).file("dispatch.so")
+    for number in range(300):
+        copy = tmp_path / f"{number}.so"
+        shutil.copy(library, copy)
+        assert dispatch.load(copy).tilegate_run is not None

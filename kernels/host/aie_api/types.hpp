@@ -88,9 +88,10 @@ struct core_state {
 };
 
 // The register crRnd of the emulated core: one per thread, floor (toward minus infinity) at power
-// up, and kept from call to call. Hidden and initial-exec: no call is needed to reach it.
+// up, and kept from call to call. Local-dynamic: the room for static thread-local storage would end
+// after some eighty dispatches in one process.
 inline thread_local core_state crRnd
-    __attribute__((tls_model("initial-exec"), visibility("hidden"))) = {rounding_mode::floor,
+    __attribute__((tls_model("local-dynamic"), visibility("hidden"))) = {rounding_mode::floor,
                                                                         {0, 0xffff, 0, 0}};
 
 AIE_INLINE float widen(std::uint16_t bits) {
