@@ -57,9 +57,9 @@ def test_predicted_points_are_ranked_and_illegal_ones_pruned(house: Checkout) ->
     table = rows(place)
     assert len(table) == 9
     held = [float(row["ttft_ms"]) for row in table if row["verdict"] == "ok"]
-    assert held == sorted(held) and held
+    assert held == sorted(held) and len(held) == 8
     pruned = [row["reason"] for row in table if row["verdict"] == "pruned"]
-    assert len(pruned) == 9 - len(held) > 0
+    assert len(pruned) == 1
     assert all("R-L1" in reason or "M-tiling" in reason for reason in pruned)
     assert all((place / row["config"]).is_file() for row in table)
     saved = yaml.safe_load((house.root / "conf" / "tile" / "best.yaml").read_text())
